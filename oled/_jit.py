@@ -1,0 +1,48 @@
+"""numba, with an on-disk cache that can not go stale.
+
+numba keys a cached function by its own file only: when a function that it calls lives in another
+file and changes, the old machine code is used silently. So the cache folder carries a hash of all
+of the package's sources, and is set before numba is imported for the first time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def _sources_hash() -> str:
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_dir() -> Path:
+    """The folder of this version's machine code: `$OLED_CACHE` or the user's cache folder."""
+    base = os.environ.get("OLED_CACHE")
+    root = Path(base) if base else Path.home() / ".cache" / "oled"
+    folder = root / f"numba-{_sources_hash()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a read-only home: compile afresh in each session rather than fail
+        return Path(tempfile.gettempdir()) / f"oled-{os.getuid()}" / folder.name
+    return folder
+
+
+os.environ["NUMBA_CACHE_DIR"] = str(cache_dir())
+
+import numba  # noqa: E402  (the folder must be set first)
+
+if numba.config.CACHE_DIR != os.environ["NUMBA_CACHE_DIR"]:  # numba was imported before us
+    numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+
+njit: Callable[..., Any] = functools.partial(numba.njit, cache=True)
+"""`numba.njit(cache=True)`; with NUMBA_DISABLE_JIT=1 the plain function."""
