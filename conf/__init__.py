@@ -1,0 +1,1 @@
+"""The Hydra configuration; a package so that it is found once installed (see setup.py)."""

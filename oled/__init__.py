@@ -1,0 +1,34 @@
+"""Which experts of a mixture-of-experts model should stay on the GPU: record, replay, compare.
+
+`oled.load`, `oled.simulate` and `oled.Settings` are what a notebook needs; the command line is a
+thin shell over them. They are imported on first use, so that `import oled` stays light.
+
+Letters used everywhere: L MoE layers, E routed experts of a layer, k top-k, T tokens of a forward,
+C resident slots of a layer, S bytes of an expert, A the active set of a layer-step.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oled.sim.api import Result, Settings, simulate
+    from oled.trace.reader import Trace, load
+
+__version__ = "0.1.0"
+__all__ = ["Result", "Settings", "Trace", "__version__", "load", "simulate"]
+
+_HOME = {
+    "Result": "oled.sim.api",
+    "Settings": "oled.sim.api",
+    "simulate": "oled.sim.api",
+    "Trace": "oled.trace.reader",
+    "load": "oled.trace.reader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'oled' has no attribute '{name}'")
+    return getattr(import_module(_HOME[name]), name)

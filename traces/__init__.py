@@ -1,0 +1,1 @@
+"""Bundled traces; a package so that they are found once installed (see setup.py)."""
