@@ -1,0 +1,57 @@
+"""The trace: what a mixture-of-experts model routed, on disk and in memory.
+
+Write with `TraceWriter`, read with `load`, turn into what the simulator eats with `build_steps`.
+"""
+
+from oled.trace.errors import TraceError
+from oled.trace.manifest import Gap, Kept, Manifest, Part, Status, read_manifest
+from oled.trace.reader import load
+from oled.trace.schema import (
+    NO_EXPERT,
+    SCHEMA_VERSION,
+    ConfidenceKind,
+    ForwardRecord,
+    Geometry,
+    Phase,
+    Prediction,
+    RouterScores,
+    TokenState,
+    WeightKind,
+)
+from oled.trace.tables import (
+    ForwardTable,
+    PredictionTable,
+    RoutingTable,
+    ScoreTable,
+    TokenTable,
+    Trace,
+)
+from oled.trace.writer import TraceWriter
+
+__all__ = [
+    "NO_EXPERT",
+    "SCHEMA_VERSION",
+    "ConfidenceKind",
+    "ForwardRecord",
+    "ForwardTable",
+    "Gap",
+    "Geometry",
+    "Kept",
+    "Manifest",
+    "Part",
+    "Phase",
+    "Prediction",
+    "PredictionTable",
+    "RouterScores",
+    "RoutingTable",
+    "ScoreTable",
+    "Status",
+    "TokenState",
+    "TokenTable",
+    "Trace",
+    "TraceError",
+    "TraceWriter",
+    "WeightKind",
+    "load",
+    "read_manifest",
+]

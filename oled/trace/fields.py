@@ -1,0 +1,60 @@
+"""Typed look-ups in a JSON object whose errors name the file and the key."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from oled.trace.errors import TraceError
+
+V = TypeVar("V")
+E = TypeVar("E", bound=StrEnum)
+
+
+class JsonFields:
+    """A JSON object together with the words that say where it comes from."""
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, dict):
+            raise TraceError(f"{where}: expected a JSON object, found {type(data).__name__}")
+        self.data: dict[str, Any] = data
+        self.where = where
+
+    def get(self, key: str, kind: type[V]) -> V:
+        """The value of `key`, which must be there and of this kind."""
+        if key not in self.data:
+            raise TraceError(f"{self.where}: '{key}' is missing")
+        value = self.data[key]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise TraceError(f"{self.where}: '{key}' must be {kind.__name__}, found {value!r}")
+        return value
+
+    def optional(self, key: str, kind: type[V]) -> V | None:
+        """The value of `key`, or None where it is null or missing."""
+        return None if self.data.get(key) is None else self.get(key, kind)
+
+    def number(self, key: str) -> float | None:
+        """A number, or None where it is null or missing."""
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TraceError(f"{self.where}: '{key}' must be a number, found {value!r}")
+        return float(value)
+
+    def items(self, key: str, kind: type[V]) -> tuple[V, ...]:
+        """A list whose items are all of one kind."""
+        values = self.get(key, list)
+        for value in values:
+            if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+                raise TraceError(
+                    f"{self.where}: '{key}' must hold {kind.__name__}, found {value!r}"
+                )
+        return tuple(values)
+
+    def choice(self, key: str, kind: type[E]) -> E:
+        """A member of a string enumeration."""
+        value = self.get(key, str)
+        if value not in set(kind):
+            raise TraceError(f"{self.where}: '{key}' is {value!r}; known: {', '.join(kind)}")
+        return kind(value)
