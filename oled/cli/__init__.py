@@ -1,0 +1,1 @@
+"""The command line: argument handling and nothing else. Nothing imports it."""

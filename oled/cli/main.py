@@ -1,0 +1,69 @@
+"""`oled VERB …`: finds the verb, runs it, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from oled import __version__
+from oled.cli import inspection, runs
+from oled.cli.usage import UsageError
+from oled.errors import UserError, nearest
+
+DONE, BAD_INPUT, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+EPILOG = """\
+Runs (demo, record, simulate) take key=value; -m makes a sweep of comma-separated values.
+'oled VERB --help' says which keys there are. Exit codes: 0 done, 1 bad input or result, 2 usage.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="oled",
+        description="Which experts of a mixture-of-experts model should stay on the GPU?",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"oled {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    runs.add_verbs(verbs)
+    inspection.add_verbs(verbs)
+    return parser
+
+
+def _verb(argv: Sequence[str]) -> Callable[[], int]:
+    """The verb's function with its arguments read."""
+    known = [*runs.VERBS, *inspection.VERBS]
+    word = argv[0] if argv else ""
+    if word and not word.startswith("-") and word not in known:
+        raise UsageError(f"there is no verb '{word}'; {nearest(word, known)}")
+    rest = list(argv[1:])
+    if word in runs.VERBS and not {"-h", "--help"} & set(rest):
+        return lambda: runs.run(word, rest)
+    args = _parser().parse_args(argv)
+    return lambda: args.run(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script: returns the exit code."""
+    try:
+        return _verb(sys.argv[1:] if argv is None else argv)()
+    except UsageError as error:
+        print(f"oled: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except (UserError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader of our output has gone, as `| head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return DONE
+        print(f"oled: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("oled: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,366 @@
+"""The clock: one layer-step on the lanes.
+
+Order of events at one instant, tested: a copy lands, then the GPU ends a launch group, then the CPU
+ends; only then does new work begin, demand copies before prefetches. So an expert that lands at the
+nanosecond at which the GPU falls idle belongs to the next group.
+"""
+
+from __future__ import annotations
+
+from oled._jit import njit
+from oled.policies.decide import position
+from oled.policies.interface import (
+    FILL,
+    IN_FLIGHT,
+    N_CPU,
+    N_EVICTED,
+    N_EVICTED_ACTIVE,
+    N_LATE,
+    N_TRANSFERS,
+    NOT_STAGED,
+    ON_CPU,
+    ON_GPU,
+    PREFETCHED,
+    STAGED,
+    Cache,
+    Costs,
+    Plan,
+    Queue,
+    Step,
+)
+from oled.sim.lanes import (
+    AHEAD,
+    COPY_STALL,
+    CPU,
+    CPU_BEGIN,
+    CPU_LEFT,
+    CPU_STALL,
+    D2H,
+    DEMAND,
+    GPU,
+    GPU_UNTIL,
+    H2D,
+    IDLE,
+    LINK_BEGAN,
+    LINK_ENDED,
+    LINK_LEFT,
+    LINK_WHAT,
+    LOG_COPY,
+    LOG_CPU,
+    LOG_HITS,
+    LOG_LANDED,
+    LOG_OUT,
+    MOVED,
+    NOW,
+    P_DUE,
+    P_EXPERT,
+    P_KIND,
+    P_LAYER,
+    PPM,
+    WASTED,
+    Lanes,
+    end_chunk,
+    finish_time,
+    note,
+    pass_time,
+    put_on_link,
+    rate_ppm,
+    take_prefetch,
+)
+
+NO_EVENT = 2**62
+
+
+@njit
+def group_ns(costs: Costs, layer: int, assignments: int, experts: int) -> int:
+    """GPU time of one launch group; `assignments` is the sum of its experts' token counts."""
+    tokens = (assignments + costs.top_k - 1) // costs.top_k
+    return costs.gpu_ns[costs.layer_class[layer], tokens, experts]
+
+
+@njit
+def settle_landed(
+    lanes: Lanes, step_index: int, busy_layer: int, cache: Cache
+) -> None:
+    """An expert fetched ahead has landed: a FILL joins its layer now, a late one is given back.
+
+    A FILL for the layer that is executing (`busy_layer`) waits for that layer's end.
+    """
+    layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]
+    if lanes.copying[P_KIND] == FILL:
+        if layer != busy_layer:
+            join_residents(lanes, layer, expert, cache)
+    elif lanes.copying[P_DUE] < step_index:
+        give_back(lanes, layer, expert, cache)
+
+
+@njit
+def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
+    """Free a staging slot whose expert was fetched in vain."""
+    cache.staged[layer, expert] = NOT_STAGED
+    cache.total[2] -= 1
+    lanes.moved[WASTED] += cache.expert_bytes[layer]
+
+
+@njit
+def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
+    """Re-label a staging slot: the newcomer replaces the lowest resident if it stands above it."""
+    if cache.used[layer] >= cache.capacity[layer]:
+        lowest = -1
+        for other in range(cache.num_experts[layer]):
+            if cache.resident[layer, other] != 0 and (
+                lowest < 0
+                or cache.score[layer, other] < cache.score[layer, lowest]
+                or (
+                    cache.score[layer, other] == cache.score[layer, lowest]
+                    and cache.stamp[layer, other] < cache.stamp[layer, lowest]
+                )
+            ):
+                lowest = other
+        above = lowest >= 0 and (
+            cache.score[layer, expert] > cache.score[layer, lowest]
+            or (
+                cache.score[layer, expert] == cache.score[layer, lowest]
+                and cache.stamp[layer, expert] > cache.stamp[layer, lowest]
+            )
+        )
+        if not above:
+            give_back(lanes, layer, expert, cache)
+            return
+        if cache.fresh[layer, lowest] & PREFETCHED:
+            lanes.moved[WASTED] += cache.expert_bytes[layer]
+        cache.fresh[layer, lowest] = 0
+        cache.resident[layer, lowest] = 0
+        cache.used[layer] -= 1
+        cache.total[0] -= cache.expert_bytes[layer]
+    cache.staged[layer, expert] = NOT_STAGED
+    cache.total[2] -= 1
+    cache.resident[layer, expert] = 1
+    cache.fresh[layer, expert] = PREFETCHED
+    cache.used[layer] += 1
+    cache.total[0] += cache.expert_bytes[layer]
+
+
+@njit
+def run_until(
+    lanes: Lanes,
+    until: int,
+    forward: int,
+    step_index: int,
+    cache: Cache,
+    costs: Costs,
+    queue: Queue,
+    staging: int,
+) -> None:
+    """Let time pass to `until` while no layer's experts execute; only prefetches move."""
+    t = lanes.t
+    while True:
+        if t[LINK_WHAT] == IDLE:
+            room = staging - 1 - cache.total[2]
+            take_prefetch(lanes, queue, cache, costs, step_index, room)
+        if t[LINK_WHAT] == IDLE:
+            pass_time(lanes, until, PPM)
+            return
+        end = finish_time(t[NOW], t[LINK_LEFT], PPM)
+        if end > until:
+            pass_time(lanes, until, PPM)
+            return
+        pass_time(lanes, end, PPM)
+        if end_chunk(lanes, cache, forward):
+            settle_landed(lanes, step_index, -1, cache)
+
+
+@njit
+def run_layer(
+    lanes: Lanes,
+    step: Step,
+    plan: Plan,
+    cache: Cache,
+    costs: Costs,
+    queue: Queue,
+    staging: int,
+    free_slots: int,
+) -> None:
+    """Execute one layer-step from `lanes.t[NOW]`, routing known and policy time charged.
+
+    `free_slots`: slots that a copy may take at once. An active resident that is evicted frees its
+    slot when the hits have computed; a newcomer that does not stay, when its own group has.
+    """
+    t = lanes.t
+    layer, forward = step.layer, step.forward
+    begin = t[NOW]
+
+    hits, hit_assignments, cpu_tokens, cpu_work = 0, 0, 0, 0
+    for i in range(step.expert.size):
+        if plan.place[i] == ON_CPU:
+            cpu_tokens += step.count[i]
+            cpu_work += costs.cpu_ns[costs.layer_class[layer], step.count[i]]
+        elif plan.place[i] == ON_GPU and plan.state[i] != IN_FLIGHT:
+            hits += 1
+            hit_assignments += step.count[i]
+
+    cpu_running = plan.count[N_CPU] > 0
+    back_ns = 0
+    t[CPU_LEFT] = 0
+    if cpu_running:
+        cpu_tokens = min(cpu_tokens, step.tokens)
+        out_ns, back_ns = costs.act_out_ns[cpu_tokens], costs.act_back_ns[cpu_tokens]
+        t[CPU_BEGIN] = begin + out_ns
+        t[CPU_LEFT] = (costs.cpu_call_ns + cpu_work) * PPM
+        lanes.busy[D2H] += out_ns
+        note(lanes, LOG_OUT, begin, begin + out_ns, forward, layer, cpu_tokens)
+
+    released_by_group = plan.count[N_EVICTED_ACTIVE]
+    t[GPU_UNTIL] = begin
+    if hits > 0:
+        t[GPU_UNTIL] = begin + group_ns(costs, layer, hit_assignments, hits)
+        lanes.busy[GPU] += t[GPU_UNTIL] - begin
+        note(lanes, LOG_HITS, begin, t[GPU_UNTIL], forward, layer, hits)
+    else:
+        free_slots += released_by_group
+        released_by_group = 0
+
+    transfers = plan.count[N_TRANSFERS]
+    pending = transfers + plan.count[N_LATE]  # experts to compute that have not landed
+    copied = 0  # demand copies begun
+    ready, ready_assignments, ready_leaving = 0, 0, 0
+    cpu_back = begin
+
+    while True:
+        if t[LINK_WHAT] == IDLE:
+            if copied < transfers:
+                if free_slots > 0:
+                    free_slots -= 1
+                    work = costs.copy_ns[costs.layer_class[layer]]
+                    put_on_link(lanes, DEMAND, work, costs.copy_wake_ns)
+                    copied += 1
+            else:
+                room = min(staging - 1 - cache.total[2], free_slots)
+                if take_prefetch(lanes, queue, cache, costs, step.index, room):
+                    free_slots -= 1 if lanes.copying[P_LAYER] != layer else 0
+        if t[GPU_UNTIL] <= t[NOW] and ready > 0:
+            t[GPU_UNTIL] = t[NOW] + group_ns(costs, layer, ready_assignments, ready)
+            lanes.busy[GPU] += t[GPU_UNTIL] - t[NOW]
+            note(lanes, LOG_LANDED, t[NOW], t[GPU_UNTIL], forward, layer, ready)
+            released_by_group = ready_leaving
+            ready, ready_assignments, ready_leaving = 0, 0, 0
+        computing = t[GPU_UNTIL] > t[NOW]
+        if not computing and ready == 0 and pending == 0 and not cpu_running:
+            break
+
+        rate = rate_ppm(lanes, costs)
+        event = t[GPU_UNTIL] if computing else NO_EVENT
+        if t[LINK_WHAT] != IDLE:
+            event = min(event, finish_time(t[NOW], t[LINK_LEFT], rate))
+        if cpu_running:
+            if t[CPU_BEGIN] > t[NOW]:
+                event = min(event, t[CPU_BEGIN])
+            else:
+                event = min(event, finish_time(t[NOW], t[CPU_LEFT], rate))
+        if not computing:
+            stalled = COPY_STALL if pending > 0 else CPU_STALL
+            lanes.stall[stalled] += event - t[NOW]
+        pass_time(lanes, event, rate)
+
+        if t[LINK_WHAT] != IDLE and t[LINK_LEFT] <= 0:
+            if t[LINK_WHAT] == DEMAND:
+                i = plan.order[copied - 1]
+                note(lanes, LOG_COPY, t[LINK_BEGAN], t[NOW], forward, layer, step.expert[i])
+                t[LINK_WHAT], t[LINK_ENDED] = IDLE, t[NOW]
+                lanes.moved[MOVED] += cache.expert_bytes[layer]
+                pending -= 1
+                ready += 1
+                ready_assignments += step.count[i]
+                ready_leaving += 1 - plan.stays[i]
+            elif end_chunk(lanes, cache, forward):
+                i = position(step, lanes.copying[P_EXPERT])
+                if lanes.copying[P_LAYER] == layer and i >= 0 and plan.state[i] == IN_FLIGHT:
+                    pending -= 1
+                    ready += 1
+                    ready_assignments += step.count[i]
+                else:
+                    staged = cache.total[2]
+                    settle_landed(lanes, step.index, layer, cache)
+                    free_slots += staged - cache.total[2]
+        if computing and t[GPU_UNTIL] <= t[NOW]:
+            free_slots += released_by_group
+            released_by_group = 0
+        if cpu_running and t[CPU_BEGIN] <= t[NOW] and t[CPU_LEFT] <= 0:
+            cpu_running = False
+            cpu_back = t[NOW] + back_ns
+            note(lanes, LOG_CPU, t[CPU_BEGIN], t[NOW], forward, layer, plan.count[N_CPU])
+    t[CPU_LEFT] = 0
+    if cpu_back > t[NOW]:
+        lanes.stall[CPU_STALL] += cpu_back - t[NOW]
+        run_until(lanes, cpu_back, forward, step.index, cache, costs, queue, staging)
+
+
+@njit
+def run_layer_serially(
+    lanes: Lanes, step: Step, plan: Plan, cache: Cache, costs: Costs, writes_back: bool
+) -> None:
+    """One layer-step of a blocking runtime: nothing overlaps, and evicted experts may be copied back.
+
+    Order: copies to the host (`writes_back`), copies to the device, the GPU's experts one group,
+    the CPU's experts. Each copy is waited for, so each pays the isolated latency.
+    """
+    t = lanes.t
+    layer = step.layer
+    row = costs.layer_class[layer]
+    begin = t[NOW]
+    back = plan.count[N_EVICTED] * costs.copy_out_ns[row] if writes_back else 0
+    transfers = plan.count[N_TRANSFERS]
+    into = transfers * (costs.copy_ns[row] + costs.copy_wake_ns)
+    gpu_experts, assignments, cpu_tokens, cpu_ns = 0, 0, 0, 0
+    for i in range(step.expert.size):
+        if plan.place[i] == ON_CPU:
+            cpu_tokens += step.count[i]
+            cpu_ns += costs.cpu_ns[row, step.count[i]]
+        else:
+            gpu_experts += 1
+            assignments += step.count[i]
+    gpu_ns = group_ns(costs, layer, assignments, gpu_experts)
+    out_ns = 0
+    if plan.count[N_CPU] > 0:
+        cpu_tokens = min(cpu_tokens, step.tokens)
+        out_ns = costs.act_out_ns[cpu_tokens]
+        cpu_ns += costs.cpu_call_ns + costs.act_back_ns[cpu_tokens]
+    copied = begin + back + into
+    computed = copied + gpu_ns
+    note(lanes, LOG_COPY, begin + back, copied, step.forward, layer, transfers)
+    note(lanes, LOG_HITS, copied, computed, step.forward, layer, gpu_experts)
+    if plan.count[N_CPU] > 0:
+        note(lanes, LOG_OUT, computed, computed + out_ns, step.forward, layer, cpu_tokens)
+        end = computed + out_ns + cpu_ns
+        note(lanes, LOG_CPU, computed + out_ns, end, step.forward, layer, plan.count[N_CPU])
+    lanes.busy[D2H] += back + out_ns
+    lanes.busy[H2D] += into
+    lanes.busy[GPU] += gpu_ns
+    lanes.busy[CPU] += cpu_ns
+    lanes.moved[MOVED] += transfers * cache.expert_bytes[layer]
+    lanes.stall[COPY_STALL] += back + into
+    lanes.stall[CPU_STALL] += out_ns + cpu_ns
+    t[NOW] = computed + out_ns + cpu_ns
+    t[LINK_ENDED] = copied
+
+
+@njit
+def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache) -> None:
+    """After a layer: its staged experts leave staging (used ones have been re-labelled), FILLs join.
+
+    An active one that stays is a resident by now; one that does not has done its work.
+    """
+    layer = step.layer
+    if cache.total[2] == 0:
+        return
+    for expert in range(cache.num_experts[layer]):
+        if cache.staged[layer, expert] != STAGED:
+            continue
+        i = position(step, expert)
+        if i >= 0 and plan.place[i] != ON_CPU:
+            cache.staged[layer, expert] = NOT_STAGED
+            cache.total[2] -= 1
+        elif lanes.copying[P_KIND] == FILL and lanes.copying[P_EXPERT] == expert:
+            join_residents(lanes, layer, expert, cache)
+        else:
+            give_back(lanes, layer, expert, cache)

@@ -1,0 +1,169 @@
+"""The lanes of the machine and the copies on the link: state of the clock, in integer nanoseconds.
+
+Lanes: GPU compute, H2D link, D2H link, CPU workers. One copy at a time is on the H2D link and it is
+never pre-empted (a prefetch cut into chunks lets demand copies pass between two chunks). Work that
+can be slowed down by the other lane is kept in millionths of a nanosecond, so that rates are whole
+numbers and results do not depend on rounding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled._jit import njit
+from oled.policies.interface import COPYING, NOT_STAGED, QUEUED, STAGED, Cache, Costs, Queue
+
+PPM = 1_000_000
+
+# Lanes.t
+NOW, LINK_WHAT, LINK_LEFT, LINK_ENDED, LINK_BEGAN, CPU_BEGIN, CPU_LEFT, GPU_UNTIL = range(8)
+
+# Lanes.t[LINK_WHAT]
+IDLE, DEMAND, AHEAD = 0, 1, 2
+
+# Lanes.copying and Lanes.paused: the prefetch on the link, and one that waits between two chunks.
+P_LAYER, P_EXPERT, P_KIND, P_DUE, P_CHUNKS, P_LEFT = range(6)
+
+# Lanes.busy
+GPU, H2D, D2H, CPU = range(4)
+
+# Lanes.stall
+COPY_STALL, CPU_STALL, POLICY_STALL = range(3)
+
+# Kinds of timeline entries.
+LOG_HEAD, LOG_DENSE, LOG_HITS, LOG_LANDED, LOG_COPY, LOG_PREFETCH, LOG_CPU, LOG_OUT, LOG_POLICY = range(9)
+LOG_RESIDENTS, LOG_QUEUE = 9, 10
+
+
+class Lanes(NamedTuple):
+    t: NDArray[np.int64]  # [8]
+    copying: NDArray[np.int64]  # [6] P_*
+    paused: NDArray[np.int64]  # [6]; P_CHUNKS 0: none
+    busy: NDArray[np.int64]  # [4] ns of work done by each lane
+    stall: NDArray[np.int64]  # [3] ns that the GPU stood still
+    moved: NDArray[np.int64]  # [4] bytes: host to device, prefetch useful, wasted, late
+    log: NDArray[np.int64]  # [capacity, 6] kind, begin, end, forward, layer, item
+    logged: NDArray[np.int64]  # [2] entries, whether recording is on
+
+
+MOVED, USEFUL, WASTED, LATE = range(4)
+
+
+def new_lanes(log_capacity: int) -> Lanes:
+    i8 = np.int64
+    return Lanes(
+        np.zeros(8, i8),
+        np.zeros(6, i8),
+        np.zeros(6, i8),
+        np.zeros(4, i8),
+        np.zeros(3, i8),
+        np.zeros(4, i8),
+        np.zeros((max(1, log_capacity), 6), i8),
+        np.zeros(2, i8),
+    )
+
+
+@njit
+def note(
+    lanes: Lanes, kind: int, begin: int, end: int, forward: int, layer: int, item: int
+) -> None:
+    """Write one timeline entry, while recording is on and room is left."""
+    n = lanes.logged[0]
+    if lanes.logged[1] == 0 or n >= lanes.log.shape[0]:
+        return
+    row = lanes.log[n]
+    row[0], row[1], row[2], row[3], row[4], row[5] = kind, begin, end, forward, layer, item
+    lanes.logged[0] = n + 1
+
+
+@njit
+def put_on_link(lanes: Lanes, what: int, work_ns: int, wake_ns: int) -> None:
+    """Begin a copy now. A link that stood still needs `wake_ns` more (an isolated copy's latency)."""
+    t = lanes.t
+    if t[LINK_ENDED] < t[NOW]:
+        work_ns += wake_ns
+    t[LINK_WHAT], t[LINK_LEFT], t[LINK_BEGAN] = what, work_ns * PPM, t[NOW]
+
+
+@njit
+def rate_ppm(lanes: Lanes, costs: Costs) -> int:
+    """Speed of link and CPU at this moment: below PPM while both read host memory."""
+    t = lanes.t
+    both = t[LINK_WHAT] != IDLE and t[CPU_LEFT] > 0 and t[CPU_BEGIN] <= t[NOW]
+    return costs.contention_ppm if both else PPM
+
+
+@njit
+def pass_time(lanes: Lanes, until: int, rate: int) -> None:
+    """Let time pass to `until` at the present rates; no event lies in between."""
+    t = lanes.t
+    elapsed = until - t[NOW]
+    if t[LINK_WHAT] != IDLE:
+        t[LINK_LEFT] -= elapsed * rate
+        lanes.busy[H2D] += elapsed
+    if t[CPU_LEFT] > 0 and t[CPU_BEGIN] <= t[NOW]:
+        t[CPU_LEFT] -= elapsed * rate
+        lanes.busy[CPU] += elapsed
+    t[NOW] = until
+
+
+@njit
+def finish_time(now: int, left: int, rate: int) -> int:
+    return now + (left + rate - 1) // rate
+
+
+@njit
+def take_prefetch(
+    lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, step_index: int, room: int
+) -> bool:
+    """Put the next prefetch on an idle link; True if one began.
+
+    A prefetch cut short goes on first. Entries whose expert is resident or on its way already, or
+    whose layer-step has come, are dropped. `room` is the number of staging slots it may take.
+    """
+    if lanes.paused[P_CHUNKS] > 0:
+        lanes.copying[:] = lanes.paused
+        lanes.paused[P_CHUNKS] = 0
+        put_on_link(lanes, AHEAD, lanes.copying[P_LEFT], costs.copy_wake_ns)
+        return True
+    span = queue.span
+    while span[0] < span[1]:
+        head = span[0]
+        layer, expert = queue.layer[head], queue.expert[head]
+        wanted = cache.staged[layer, expert] <= QUEUED and cache.resident[layer, expert] == 0
+        if not wanted or queue.due[head] <= step_index:
+            span[0] += 1
+            if cache.staged[layer, expert] == QUEUED:
+                cache.staged[layer, expert] = NOT_STAGED
+            continue
+        if room <= 0:
+            return False
+        span[0] += 1
+        chunks = max(1, queue.chunks[head])
+        piece = costs.copy_ns[costs.layer_class[layer]] // chunks
+        lanes.copying[P_LAYER], lanes.copying[P_EXPERT] = layer, expert
+        lanes.copying[P_KIND], lanes.copying[P_DUE] = queue.kind[head], queue.due[head]
+        lanes.copying[P_CHUNKS], lanes.copying[P_LEFT] = chunks, piece
+        cache.staged[layer, expert] = COPYING
+        cache.total[2] += 1
+        put_on_link(lanes, AHEAD, piece, costs.copy_wake_ns)
+        return True
+    return False
+
+
+@njit
+def end_chunk(lanes: Lanes, cache: Cache, forward: int) -> bool:
+    """A prefetch (or a chunk of it) has crossed the link; True if the whole expert has landed."""
+    layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]
+    note(lanes, LOG_PREFETCH, lanes.t[LINK_BEGAN], lanes.t[NOW], forward, layer, expert)
+    lanes.t[LINK_WHAT], lanes.t[LINK_ENDED] = IDLE, lanes.t[NOW]
+    lanes.copying[P_CHUNKS] -= 1
+    if lanes.copying[P_CHUNKS] > 0:
+        lanes.paused[:] = lanes.copying
+        return False
+    cache.staged[layer, expert] = STAGED
+    lanes.moved[MOVED] += cache.expert_bytes[layer]
+    return True
