@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 
 @strict(accept_kwargs=True)
-class LLaDA2MoeConfig(PreTrainedConfig):
+class LLaDA2MoeConfig(PreTrainedConfig):  # type: ignore[misc]
     """Shape of a LLaDA2 model; the defaults are those of LLaDA2.0-mini (16 B, 256 experts, top-8).
 
-    Layers ``0 .. first_k_dense_replace - 1`` are dense, the others hold `num_experts` routed experts
+    The first `first_k_dense_replace` layers are dense, the others hold `num_experts` routed experts
     and `num_shared_experts` shared ones. `block_length` is the length that decoding uses unless
     told otherwise; the weights themselves know no block length.
     """
 
     model_type = "llada2_moe"
-    keys_to_ignore_at_inference = ["cache"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache"]
 
     vocab_size: int = 157184
     hidden_size: int = 2048
@@ -39,7 +41,7 @@ class LLaDA2MoeConfig(PreTrainedConfig):
 
     rope_theta: float | int = 600_000.0
     partial_rotary_factor: float | int = 0.5
-    rope_parameters: dict | None = None
+    rope_parameters: dict[str, Any] | None = None
 
     num_experts: int = 256
     num_experts_per_tok: int = 8
@@ -67,8 +69,8 @@ class LLaDA2MoeConfig(PreTrainedConfig):
         reachable = self.num_experts // self.n_group * self.topk_group
         if not self.num_experts_per_tok <= reachable <= self.num_experts:
             raise ValueError(
-                f"topk_group={self.topk_group} of n_group={self.n_group} leaves {reachable} experts "
-                f"for num_experts_per_tok={self.num_experts_per_tok}"
+                f"topk_group={self.topk_group} of n_group={self.n_group} leaves {reachable} "
+                f"experts for num_experts_per_tok={self.num_experts_per_tok}"
             )
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
         if rope_type != "default":

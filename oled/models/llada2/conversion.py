@@ -13,7 +13,7 @@ from .configuration_llada2 import LLaDA2MoeConfig
 
 
 def checkpoint_conversions() -> list[WeightConverter]:
-    """`experts.M.{gate,up}_proj.weight` <-> `gate_up_proj`, `experts.M.down_proj.weight` <-> `down_proj`."""
+    """Expert M's gate over up projection is `gate_up_proj[M]`, its down projection `down_proj[M]`."""
     return [
         WeightConverter(
             source_patterns=["mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"],

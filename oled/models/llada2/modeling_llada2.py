@@ -7,7 +7,7 @@ are one module with 3-D weights, so that transformers (and `oled.record`, `oled.
 them through `ALL_EXPERTS_FUNCTIONS`. The mapping between both layouts is in `conversion`.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,116 +19,11 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations import use_experts_implementation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attention_llada2 import LLaDA2Attention, LLaDA2RMSNorm, additive_mask, rotary_tables
 from .configuration_llada2 import LLaDA2MoeConfig
-
-
-class LLaDA2RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, computed in fp32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(x.dtype)
-
-
-def rotary_tables(config: LLaDA2MoeConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [b, 1, q, r] in fp32; r = the rotated part of a head (`partial_rotary_factor`)."""
-    rotated = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
-    exponents = torch.arange(0, rotated, 2, device=positions.device, dtype=torch.float32) / rotated
-    frequencies = config.rope_parameters["rope_theta"] ** -exponents
-    angles = positions[:, None, :, None].float() * frequencies
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
-
-
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first r dimensions of x [b, heads, q, d] half against half; the rest passes."""
-    rotated, passed = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
-    low, high = rotated.chunk(2, dim=-1)
-    turned = torch.cat((-high, low), dim=-1)
-    return torch.cat((rotated * cos + turned * sin, passed), dim=-1)
-
-
-def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Plain attention: query [b, n, q, d], key and value [b, g, s, d] -> [b, q, n, d], weights."""
-    repeats = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-    scores = query @ key.transpose(-1, -2) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-    weights = F.dropout(weights, dropout, module.training)
-    return (weights @ value).transpose(1, 2), weights
-
-
-class LLaDA2Attention(nn.Module):
-    """Grouped-query attention, fused q/k/v projection, per-head norm of q and k before rope."""
-
-    is_causal = False  # the caller's mask is the whole truth
-
-    def __init__(self, config: LLaDA2MoeConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.config = config
-        self.layer_idx = layer_idx
-        self.heads = (config.num_attention_heads, config.num_key_value_heads)
-        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        fused = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-        self.query_key_value = nn.Linear(config.hidden_size, fused, bias=config.use_qkv_bias)
-        if config.use_qk_norm:
-            self.query_layernorm = LLaDA2RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.key_layernorm = LLaDA2RMSNorm(config.head_dim, config.rms_norm_eps)
-        width = config.num_attention_heads * config.head_dim
-        self.dense = nn.Linear(width, config.hidden_size, bias=config.use_bias)
-
-    def forward(
-        self,
-        hidden: Tensor,
-        attention_mask: Tensor | None,
-        rotary: tuple[Tensor, Tensor],
-        cache: Cache | None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """hidden [b, q, h] -> [b, q, h] and the attention weights where the kernel returns them."""
-        n, g = self.heads
-        fused = self.query_key_value(hidden).unflatten(-1, (n + 2 * g, -1)).transpose(1, 2)
-        query, key, value = fused.split((n, g, g), dim=1)
-        if self.config.use_qk_norm:
-            query, key = self.query_layernorm(query), self.key_layernorm(key)
-        query, key = apply_rotary(query, *rotary), apply_rotary(key, *rotary)
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention
-        )
-        context, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self.config.head_dim**-0.5,
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            **kwargs,
-        )
-        return self.dense(context.flatten(-2)), weights
 
 
 class LLaDA2MLP(nn.Module):
@@ -142,7 +37,8 @@ class LLaDA2MLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        output: Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return output
 
 
 class LLaDA2TopKRouter(nn.Module):
@@ -170,18 +66,21 @@ class LLaDA2TopKRouter(nn.Module):
 
     def select(self, biased: Tensor) -> Tensor:
         """Ids [T, k] of the best biased scores [T, E] within the best groups, best first."""
-        groups = biased.unflatten(-1, (self.config.n_group, -1))
+        groups = biased.view(len(biased), self.config.n_group, -1)
         if self.config.topk_group < self.config.n_group:
             best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)
             kept = best.topk(self.config.topk_group, dim=-1).indices
             dropped = torch.ones_like(best, dtype=torch.bool).scatter(1, kept, False)
             groups = groups.masked_fill(dropped[..., None], float("-inf"))
-        return groups.flatten(-2).topk(self.config.num_experts_per_tok, dim=-1).indices
+        return groups.flatten(1).topk(self.config.num_experts_per_tok, dim=-1).indices
 
 
 @use_experts_implementation
 class LLaDA2Experts(nn.Module):
-    """All routed experts of a layer: `gate_up_proj` [E, 2i, h] (gate rows first), `down_proj` [E, h, i]."""
+    """A layer's routed experts: `gate_up_proj` [E, 2i, h] (gate rows first), `down_proj` [E, h, i].
+
+    This class and the model share a file because transformers looks for the decorator there.
+    """
 
     def __init__(self, config: LLaDA2MoeConfig) -> None:
         super().__init__()
@@ -197,10 +96,10 @@ class LLaDA2Experts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, h], ids and weights [T, k] -> [T, h], one expert after the other."""
         output = torch.zeros_like(hidden_states)
-        for expert in top_k_index.unique().tolist():
+        for expert in torch.unique(top_k_index).tolist():
             token, slot = torch.where(top_k_index == expert)
-            gate_up = F.linear(hidden_states[token], self.gate_up_proj[expert])
-            result = F.linear(self._apply_gate(gate_up), self.down_proj[expert])
+            gate, up = F.linear(hidden_states[token], self.gate_up_proj[expert]).chunk(2, dim=-1)
+            result = F.linear(self.act_fn(gate) * up, self.down_proj[expert])
             result = result * top_k_weights[token, slot, None]
             output.index_add_(0, token, result.to(output.dtype))
         return output
@@ -221,59 +120,40 @@ class LLaDA2SparseMoeBlock(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         tokens = hidden.flatten(0, 1)
         _, weights, ids = self.gate(tokens)
-        output = self.experts(tokens, ids, weights.to(tokens.dtype)).view_as(hidden)
+        output: Tensor = self.experts(tokens, ids, weights.to(tokens.dtype)).view_as(hidden)
         return output if self.shared_experts is None else output + self.shared_experts(hidden)
 
 
-class LLaDA2DecoderLayer(GradientCheckpointingLayer):
+class LLaDA2DecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
     """Pre-norm attention and feed-forward, dense in the first layers and sparse after them."""
 
     def __init__(self, config: LLaDA2MoeConfig, layer_idx: int) -> None:
         super().__init__()
         self.attention = LLaDA2Attention(config, layer_idx)
-        if layer_idx < config.first_k_dense_replace:
-            self.mlp = LLaDA2MLP(config, config.intermediate_size)
-        else:
-            self.mlp = LLaDA2SparseMoeBlock(config)
+        dense = layer_idx < config.first_k_dense_replace
+        self.mlp: nn.Module = (
+            LLaDA2MLP(config, config.intermediate_size) if dense else LLaDA2SparseMoeBlock(config)
+        )
         self.input_layernorm = LLaDA2RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LLaDA2RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, **kwargs: Any) -> Tensor:
         hidden = hidden + self.attention(self.input_layernorm(hidden), **kwargs)[0]
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
-def additive_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Turn a caller's mask into one that is added to the scores.
-
-    mask: None (everything visible), [b, s] (1 = a real key), or [b or 1, 1, q, s], boolean (True =
-    visible) or float (added as it is). Nothing causal is ever put on top.
-    """
-    if mask is None:
-        return None
-    if mask.dim() == 2:
-        mask = mask.bool()[:, None, None, :]
-    elif mask.dim() != 4:
-        raise ValueError(f"attention_mask has {mask.dim()} dimensions; expected 2 or 4")
-    if mask.dtype == torch.bool:
-        blocked = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-        return blocked.masked_fill(~mask, torch.finfo(dtype).min)
-    if not mask.is_floating_point():
-        raise ValueError(f"a 4-D attention_mask is boolean or floating, not {mask.dtype}")
-    return mask.to(dtype)
-
-
-class LLaDA2MoePreTrainedModel(PreTrainedModel):
+class LLaDA2MoePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     """What transformers has to know about the family."""
 
     config: LLaDA2MoeConfig  # a real class, not a string: transformers reads this annotation
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["LLaDA2DecoderLayer"]
+    _no_split_modules: ClassVar[list[str]] = ["LLaDA2DecoderLayer"]
     _supports_sdpa = True
     _supports_attention_backend = True
-    _keep_in_fp32_modules_strict = ["expert_bias"]
-    _can_record_outputs = {
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["expert_bias"]
+    _can_record_outputs: ClassVar[dict[str, Any]] = {
         "router_logits": OutputRecorder(LLaDA2TopKRouter, index=0),
         "hidden_states": LLaDA2DecoderLayer,
         "attentions": LLaDA2Attention,
@@ -308,7 +188,7 @@ class LLaDA2MoeModel(LLaDA2MoePreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.word_embeddings = value
 
-    @capture_outputs
+    @capture_outputs  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -343,7 +223,9 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
     in `oled.record`.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.word_embeddings.weight"}
+    _tied_weights_keys: ClassVar[dict[str, str]] = {
+        "lm_head.weight": "model.word_embeddings.weight"
+    }
 
     def __init__(self, config: LLaDA2MoeConfig) -> None:
         super().__init__(config)
@@ -351,7 +233,7 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
