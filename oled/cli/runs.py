@@ -1,0 +1,111 @@
+"""The verbs that run something: demo, record, simulate. Their arguments are key=value."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from oled.cli.usage import UsageError
+from oled.errors import nearest
+from oled.paths import conf_dir
+
+VERBS = {
+    "demo": "the whole job on the bundled model: record, check, replay, compare",
+    "record": "a model decodes prompts and its routing becomes a trace",
+    "simulate": "replay a trace under a policy on some hardware",
+}
+
+KEYS = {
+    "demo": """\
+  out=DIR                      where everything goes (default: demo-out)
+  device=auto|cpu|cuda         where the model runs""",
+    "record": """\
+  model=tiny|NAME|PATH         the bundled model, or a checkpoint folder
+  model.dtype= model.device=   how and where it runs
+  prompts=FILE                 JSONL with `question` or `prompt` (and `answer` for mode=forced)
+  limit=N batch_size=N         how many prompts, and how many at once
+  decode=block_diffusion|autoregressive
+  decode.block_length=16 decode.threshold=0.9 decode.mode=free|forced decode.max_new_tokens=128
+  out=DIR                      the trace""",
+    "simulate": """\
+  trace=NAME|DIR               a bundled trace, or a folder
+  policy=NAME|FILE.yaml        and any part of it, as policy.retention.smoothing=0.5
+  cache.slots=40|0.25|8GiB     a count, a fraction of all experts' bytes, bytes
+  cache.scope=layer|global  cache.staging=8|unbounded  cache.lifecycle=request|persistent
+  hardware=NAME|FILE.yaml      and any number of it, as hardware.h2d_pinned='25 GB/s'
+  runtime=NAME|FILE.yaml       what the software adds
+  cost.geometry=NAME           take bytes and times of another model
+  workload.batch_size=1        requests in lockstep
+  timeline=FILE.json.gz        opens in Perfetto; window=[first,count] chooses the forwards
+  out=OUT                      writes OUT/metrics.json; a sweep OUT/results.parquet
+
+  -m, --multirun               sweep over comma-separated values
+  --cfg job                    print the configuration and stop""",
+}
+
+GROUPS = {
+    "demo": (),
+    "record": ("model", "decode"),
+    "simulate": ("trace", "policy", "hardware", "runtime", "cache", "experiment"),
+}
+
+
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    for verb, summary in VERBS.items():
+        options = "".join(f"\n  {group}: {', '.join(_options(group))}" for group in GROUPS[verb])
+        verbs.add_parser(
+            verb,
+            help=summary,
+            usage=f"oled {verb} [key=value ...]",
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"keys:\n{KEYS[verb]}\n" + (f"\nbundled:{options}\n" if options else ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+
+def _options(group: str) -> list[str]:
+    return sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+
+
+def run(verb: str, arguments: list[str]) -> int:
+    """Runs a verb whose arguments are key=value."""
+    return _demo(arguments) if verb == "demo" else _hydra(verb, arguments)
+
+
+def _demo(arguments: list[str]) -> int:
+    values = {"out": "demo-out", "device": "auto"}
+    for argument in arguments:
+        key, given, value = argument.partition("=")
+        if key not in values:
+            raise UsageError(f"there is no key '{key}'; {nearest(key, values)}")
+        if not given or not value:
+            raise UsageError(f"'{argument}' is not key=value")
+        values[key] = value
+    from oled.demo import demo
+
+    print(demo(Path(values["out"]), device=values["device"]))
+    return 0
+
+
+def _hydra(verb: str, arguments: list[str]) -> int:
+    """Composes the verb's configuration and runs its job, once or over a sweep."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to us instead of to the terminal
+    import hydra
+
+    from oled.cli import jobs, overrides, schema
+
+    schema.register()
+    sys.argv = [f"oled {verb}", *overrides.rewrite(arguments)]
+    job: Callable[[Any], None] = {"record": jobs.record, "simulate": jobs.simulate}[verb]
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=verb)(job)()
+    except Exception as error:
+        line = overrides.complaint(error, verb)
+        if line is None:
+            raise
+        raise line from error
+    return 0

@@ -1,0 +1,102 @@
+"""What the runs' configurations hold, and of what type: typos and wrong types die at compose time.
+
+The YAML files in conf/ are merged into these classes. Policies, profiles and presets are open
+mappings here: their own loaders check them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+Scope = Enum("Scope", ["layer", "global"])
+Lifecycle = Enum("Lifecycle", ["request", "persistent"])
+Mode = Enum("Mode", ["free", "forced"])
+
+
+@dataclass
+class Trace:
+    path: str = MISSING
+
+
+@dataclass
+class Cache:
+    slots: Any = MISSING  # 40 slots, 0.25 of all bytes, 8GiB
+    scope: Scope = MISSING
+    staging: Any = MISSING  # slots, or "unbounded"
+    lifecycle: Lifecycle = MISSING
+
+
+@dataclass
+class Cost:
+    geometry: str | None = MISSING
+
+
+@dataclass
+class Workload:
+    batch_size: int = MISSING
+
+
+@dataclass
+class Simulate:
+    """`oled simulate`."""
+
+    out: str = MISSING
+    trace: Trace = field(default_factory=Trace)
+    policy: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    runtime: dict[str, Any] = field(default_factory=dict)
+    cache: Cache = field(default_factory=Cache)
+    workload: Workload = field(default_factory=Workload)
+    cost: Cost = field(default_factory=Cost)
+    seed: int = MISSING
+    timeline: str | None = MISSING
+    window: list[int] | None = MISSING
+
+
+@dataclass
+class Model:
+    path: str = MISSING
+    dtype: str = MISSING
+    device: str = MISSING
+
+
+@dataclass
+class BlockDiffusion:
+    _target_: str = MISSING
+    block_length: int = MISSING
+    threshold: float = MISSING
+    mode: Mode = MISSING
+    max_new_tokens: int = MISSING
+
+
+@dataclass
+class Autoregressive:
+    _target_: str = MISSING
+    max_new_tokens: int = MISSING
+
+
+@dataclass
+class Record:
+    """`oled record`."""
+
+    out: str = MISSING
+    model: Model = field(default_factory=Model)
+    decode: Any = MISSING
+    prompts: str = MISSING
+    limit: int | None = MISSING
+    batch_size: int = MISSING
+    seed: int = MISSING
+
+
+def register() -> None:
+    """Makes the classes known to Hydra under the names that conf/ refers to."""
+    store = ConfigStore.instance().store
+    store(name="simulate_schema", node=Simulate)
+    store(name="record_schema", node=Record)
+    store(group="decode", name="block_diffusion_schema", node=BlockDiffusion)
+    store(group="decode", name="autoregressive_schema", node=Autoregressive)

@@ -1,0 +1,124 @@
+"""Results tables: one row a configuration, failed ones included, in one Parquet file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from oled.errors import UserError
+
+METRICS, ERROR, TABLE = "metrics.json", "error.json", "results.parquet"
+
+SHOWN = {  # column: (heading, divisor, format)
+    "tpot_ns": ("TPOT ms", 1e6, "{:.3f}"),
+    "ttft_ns": ("TTFT ms", 1e6, "{:.2f}"),
+    "hit_rate": ("hit rate", 1.0, "{:.3f}"),
+    "h2d_bytes": ("copied GiB", 2**30, "{:.2f}"),
+    "cpu_executions": ("on CPU", 1.0, "{:.0f}"),
+}
+
+
+def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings become dotted columns; lists become JSON text."""
+    row: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            row |= flatten(value, f"{prefix}{key}.")
+        else:
+            row[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
+    return row
+
+
+def write_json(file: Path, data: Mapping[str, Any]) -> None:
+    """Written beside and renamed: a reader sees all of it or none."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    beside.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    beside.replace(file)
+
+
+def write_table(rows: Iterable[Mapping[str, Any]], file: Path) -> pd.DataFrame:
+    """One row a configuration; written beside and renamed."""
+    table = pd.DataFrame(list(rows))
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    table.to_parquet(beside, index=False)
+    beside.replace(file)
+    return table
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """The rows that did not fail, from a results table or the folder that holds one."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / TABLE
+    if not file.is_file():
+        raise UserError(f"{file}: there is no results table; `oled simulate -m …` writes one")
+    try:
+        table = pd.read_parquet(file)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{file}: not readable as Parquet: {error}") from error
+    done = table[table["error"].isna()] if "error" in table else table
+    if done.empty:
+        raise UserError(f"{file}: no configuration in it succeeded")
+    return done.reset_index(drop=True)
+
+
+def configuration(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that say what was simulated, from a composed configuration."""
+    cache = config["cache"]
+    return {
+        "trace": config["trace"]["path"],
+        "policy": config["policy"]["name"],
+        "slots": str(cache["slots"]),
+        "scope": cache["scope"],
+        "staging": str(cache["staging"]),
+        "lifecycle": cache["lifecycle"],
+        "batch_size": config["workload"]["batch_size"],
+        "hardware": config["hardware"]["name"],
+        "runtime": config["runtime"]["name"],
+        "geometry": config["cost"]["geometry"],
+        "seed": config["seed"],
+    }
+
+
+def clear_sweep(folder: Path) -> None:
+    """Removes the results of an older sweep, so that two are never mixed."""
+    for file in [folder / TABLE, *folder.glob(f"*/{METRICS}"), *folder.glob(f"*/{ERROR}")]:
+        file.unlink(missing_ok=True)
+
+
+def gather_sweep(folder: Path) -> pd.DataFrame:
+    """The table of a Hydra sweep's job folders: overrides, configuration, metrics or error."""
+    jobs = sorted((d for d in folder.iterdir() if d.name.isdigit()), key=lambda d: int(d.name))
+    return write_table([row for job in jobs if (row := _job_row(job))], folder / TABLE)
+
+
+def _job_row(job: Path) -> dict[str, Any] | None:
+    if not (job / METRICS).is_file() and not (job / ERROR).is_file():
+        return None  # of an older, longer sweep
+    hydra = job / ".hydra"
+    row = {
+        "job": int(job.name),
+        "overrides": " ".join(yaml.safe_load((hydra / "overrides.yaml").read_text())),
+        **configuration(yaml.safe_load((hydra / "config.yaml").read_text())),
+        "error": None,
+    }
+    if (job / ERROR).is_file():
+        return row | {"error": json.loads((job / ERROR).read_text())["error"]}
+    return row | flatten(json.loads((job / METRICS).read_text()))
+
+
+def as_text(table: pd.DataFrame, columns: Iterable[str] = ("policy", "slots")) -> str:
+    """The table for people: what was simulated, the main metrics, and what failed."""
+    shown = table[list(columns)].astype(str)
+    for column, (heading, divisor, form) in SHOWN.items():
+        if column in table:
+            shown[heading] = [
+                "-" if pd.isna(value) else form.format(value / divisor) for value in table[column]
+            ]
+    return shown.to_string(index=False)

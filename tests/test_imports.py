@@ -1,0 +1,68 @@
+"""Who may import whom (DESIGN §1), held by reading the sources."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "oled"
+
+FORBIDDEN = {  # folder or module of oled: what it never imports
+    "policies": ("torch", "transformers", "oled.sim", "oled.live"),
+    "sim": ("torch", "transformers", "oled.live"),
+    "trace": ("torch", "transformers", "oled.policies", "oled.sim", "oled.live", "oled.record"),
+    "hardware": ("torch", "transformers", "oled.policies", "oled.sim", "oled.live"),
+    "models": ("oled.policies", "oled.sim", "oled.live"),
+    "record": ("oled.policies", "oled.sim", "oled.live"),
+    "results.py": ("torch", "transformers", "matplotlib"),
+}
+
+
+def imports_of(file: Path) -> set[str]:
+    """Every module named in an import statement, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = _absolute(file, node)
+            names.add(module)
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def _absolute(file: Path, node: ast.ImportFrom) -> str:
+    if node.level == 0:
+        return str(node.module)
+    home = file.relative_to(PACKAGE.parent).parts[: -node.level]
+    return ".".join([*home, *([node.module] if node.module else [])])
+
+
+def breaches(file: Path, forbidden: tuple[str, ...]) -> list[str]:
+    return [
+        f"{file.relative_to(PACKAGE)} imports {name}"
+        for name in sorted(imports_of(file))
+        for rule in forbidden
+        if name == rule or name.startswith(f"{rule}.")
+    ]
+
+
+@pytest.mark.parametrize("part", FORBIDDEN)
+def test_parts_do_not_import_what_they_must_not(part: str) -> None:
+    files = [PACKAGE / part] if part.endswith(".py") else sorted((PACKAGE / part).rglob("*.py"))
+    assert files, f"oled/{part} has no sources"
+    assert not [line for file in files for line in breaches(file, FORBIDDEN[part])]
+
+
+def test_nothing_imports_the_command_line() -> None:
+    outside = [file for file in PACKAGE.rglob("*.py") if "cli" not in file.parts]
+    assert not [line for file in outside for line in breaches(file, ("oled.cli",))]
+
+
+def test_plots_read_results_only() -> None:
+    for file in (PACKAGE.parent / "plots").glob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        absolute = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 0]
+        assert not [n.module for n in absolute if str(n.module).startswith("oled")], file
