@@ -3,6 +3,7 @@
 Write with `TraceWriter`, read with `load`, turn into what the simulator eats with `build_steps`.
 """
 
+from oled.trace.batch import batch
 from oled.trace.errors import TraceError
 from oled.trace.manifest import Gap, Kept, Manifest, Part, Status, read_manifest
 from oled.trace.reader import load
@@ -18,6 +19,16 @@ from oled.trace.schema import (
     TokenState,
     WeightKind,
 )
+from oled.trace.steps import (
+    CONF_MASKED,
+    CONF_OPENED,
+    GATE,
+    GATE_MASKED,
+    NEVER,
+    Steps,
+    build_steps,
+    next_use,
+)
 from oled.trace.tables import (
     ForwardTable,
     PredictionTable,
@@ -29,6 +40,11 @@ from oled.trace.tables import (
 from oled.trace.writer import TraceWriter
 
 __all__ = [
+    "CONF_MASKED",
+    "CONF_OPENED",
+    "GATE",
+    "GATE_MASKED",
+    "NEVER",
     "NO_EXPERT",
     "SCHEMA_VERSION",
     "ConfidenceKind",
@@ -46,12 +62,16 @@ __all__ = [
     "RoutingTable",
     "ScoreTable",
     "Status",
+    "Steps",
     "TokenState",
     "TokenTable",
     "Trace",
     "TraceError",
     "TraceWriter",
     "WeightKind",
+    "batch",
+    "build_steps",
     "load",
+    "next_use",
     "read_manifest",
 ]

@@ -1,0 +1,245 @@
+"""The compiled passes behind `steps`: explicit loops, the same bytes with and without JIT.
+
+Arguments are plain arrays so that one signature serves all traces. `scratch` arrays are indexed by
+expert id and left zeroed by every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled._jit import njit
+
+Array = NDArray[Any]
+
+UNUSED = 65535  # NO_EXPERT
+MASKED, PAD = 0, 3  # TokenState
+NEVER = 2**62  # a next use that does not come
+
+
+@njit
+def aggregate(
+    step_begin: Array,  # i64[S] first row of a step
+    step_end: Array,  # i64[S]
+    step_forward: Array,  # i64[S] forward as numbered in the trace
+    step_layer: Array,  # i64[S] dense layer
+    token: Array,  # u16[R]
+    expert_ids: Array,  # u16[R, k]
+    weights: Array,  # f32[R, k]
+    has_weights: bool,
+    token_offsets: Array,  # i64[F+1]
+    state: Array,  # u8[N]
+    confidence: Array,  # f32[N]
+    num_experts: Array,  # i64[L]
+    zero_experts: int,
+    offsets: Array,  # out i64[S+1]
+    expert: Array,  # out u16
+    count: Array,  # out i32
+    mass: Array,  # out f32[., 4]
+    last_token: Array,  # out i32
+) -> tuple[int, int]:
+    """Active experts of every step; returns (-1, 0), or (row, slot) of the first impossible value.
+
+    The slot is -1 where the row's token lies outside its forward.
+    """
+    top_k = expert_ids.shape[1]
+    most = 0
+    for layer in range(num_experts.shape[0]):
+        most = max(most, num_experts[layer])
+    counts = np.zeros(most, dtype=np.int64)
+    last = np.zeros(most, dtype=np.int64)
+    sums = np.zeros((most, 4), dtype=np.float64)
+    filled = 0
+    offsets[0] = 0
+    for s in range(step_forward.shape[0]):
+        forward = step_forward[s]
+        experts = num_experts[step_layer[s]]
+        base = token_offsets[forward]
+        tokens = token_offsets[forward + 1] - base
+        for row in range(step_begin[s], step_end[s]):
+            t = np.int64(token[row])
+            if t >= tokens:
+                return row, -1
+            kind = state[base + t]
+            if kind == PAD:
+                continue
+            total = 0.0
+            used = 0
+            for slot in range(top_k):
+                e = np.int64(expert_ids[row, slot])
+                if e == UNUSED:
+                    continue
+                if e >= experts + zero_experts:
+                    return row, slot
+                used += 1
+                total += np.float64(weights[row, slot])
+            if used == 0:
+                continue
+            weighted = has_weights and total > 0.0 and total < np.inf
+            c = np.float64(confidence[base + t])
+            if np.isnan(c):
+                c = np.float64(1.0)
+            for slot in range(top_k):
+                e = np.int64(expert_ids[row, slot])
+                if e >= experts:  # unused, or a zero expert: nothing to fetch or compute
+                    continue
+                g = np.float64(weights[row, slot]) / total if weighted else 1.0 / used
+                counts[e] += 1
+                last[e] = t * top_k + slot  # rows come in token order
+                sums[e, 0] += g
+                if kind == MASKED:
+                    sums[e, 1] += g
+                    sums[e, 2] += c * g
+                else:
+                    sums[e, 3] += c * g
+        for x in range(experts):
+            if counts[x] > 0:
+                expert[filled] = x
+                count[filled] = counts[x]
+                last_token[filled] = last[x]
+                for column in range(4):
+                    mass[filled, column] = sums[x, column]
+                    sums[x, column] = 0.0
+                counts[x] = 0
+                filled += 1
+        offsets[s + 1] = filled
+    return -1, 0
+
+
+@njit
+def next_uses(
+    request: Array,  # i64[F]
+    step_forward: Array,  # i64[S]
+    step_layer: Array,  # i64[S]
+    offsets: Array,  # i64[S+1]
+    expert: Array,  # u16[N]
+    num_experts: Array,  # i64[L]
+    persistent: bool,
+    result: Array,  # out i64[N]
+) -> None:
+    """For each entry the next step of its layer that uses the expert, from the last step back."""
+    layers = num_experts.shape[0]
+    most = 0
+    for layer in range(layers):
+        most = max(most, num_experts[layer])
+    upcoming = np.full((layers, most), NEVER, dtype=np.int64)
+    current = np.full(layers, -1, dtype=np.int64)
+    for s in range(step_forward.shape[0] - 1, -1, -1):
+        layer = step_layer[s]
+        owner = request[step_forward[s]]
+        if not persistent and owner != current[layer]:
+            for e in range(most):
+                upcoming[layer, e] = NEVER
+            current[layer] = owner
+        for i in range(offsets[s], offsets[s + 1]):
+            e = expert[i]
+            result[i] = upcoming[layer, e]
+            upcoming[layer, e] = s
+
+
+@njit
+def merge_steps(
+    member_offsets: Array,  # i64[G+1] members of a merged forward
+    members: Array,  # i64[.] forwards, in row order
+    step_offsets: Array,  # i64[F+1]
+    step_layer: Array,  # i64[S]
+    offsets: Array,  # i64[S+1]
+    expert: Array,
+    count: Array,
+    mass: Array,
+    last_token: Array,
+    num_experts: Array,  # i64[L]
+    merged: Array,  # out i64[S] the merged step of each step
+    out_step_offsets: Array,  # out i64[G+1]
+    out_layer: Array,  # out i64[.]
+    out_offsets: Array,  # out i64[.]
+    out_expert: Array,
+    out_count: Array,
+    out_mass: Array,
+    out_last: Array,
+) -> tuple[int, int]:
+    """Union of the members' active experts, layer by layer; returns (steps, entries) written."""
+    layers = num_experts.shape[0]
+    most = 0
+    widest = 1
+    for layer in range(layers):
+        most = max(most, num_experts[layer])
+    for g in range(member_offsets.shape[0] - 1):
+        widest = max(widest, member_offsets[g + 1] - member_offsets[g])
+    counts = np.zeros(most, dtype=np.int64)
+    last = np.zeros(most, dtype=np.int64)
+    sums = np.zeros((most, 4), dtype=np.float64)
+    cursor = np.zeros(widest, dtype=np.int64)
+    steps = 0
+    filled = 0
+    out_step_offsets[0] = 0
+    out_offsets[0] = 0
+    for g in range(member_offsets.shape[0] - 1):
+        first = member_offsets[g]
+        width = member_offsets[g + 1] - first
+        for m in range(width):
+            cursor[m] = step_offsets[members[first + m]]
+        for layer in range(layers):
+            present = False
+            base = 0
+            for m in range(width):
+                forward = members[first + m]
+                s = cursor[m]
+                if s < step_offsets[forward + 1] and step_layer[s] == layer:
+                    present = True
+                    cursor[m] += 1
+                    merged[s] = steps
+                    latest = base
+                    for i in range(offsets[s], offsets[s + 1]):
+                        e = expert[i]
+                        counts[e] += count[i]
+                        last[e] = base + last_token[i]
+                        latest = max(latest, last[e] + 1)
+                        for column in range(4):
+                            sums[e, column] += mass[i, column]
+                    base = latest  # a later row of the batch is more recent
+            if not present:
+                continue
+            for e in range(num_experts[layer]):
+                if counts[e] > 0:
+                    out_expert[filled] = e
+                    out_count[filled] = counts[e]
+                    out_last[filled] = last[e]
+                    for column in range(4):
+                        out_mass[filled, column] = sums[e, column]
+                        sums[e, column] = 0.0
+                    counts[e] = 0
+                    filled += 1
+            out_layer[steps] = layer
+            steps += 1
+            out_offsets[steps] = filled
+        out_step_offsets[g + 1] = steps
+    return steps, filled
+
+
+@njit
+def mean_by_step(
+    step: Array,  # i64[Q]
+    active: Array,  # bool[Q]
+    expert_ids: Array,  # u16[Q, m]
+    values: Array,  # f32[Q, m]
+    result: Array,  # out f32[S, E], zeroed
+) -> None:
+    """Mean of the values of a step's active rows; rows of a step follow each other."""
+    sums = np.zeros(result.shape[1], dtype=np.float64)
+    rows = 0
+    for q in range(step.shape[0]):
+        if active[q]:
+            rows += 1
+            for slot in range(expert_ids.shape[1]):
+                if expert_ids[q, slot] != UNUSED:
+                    sums[expert_ids[q, slot]] += values[q, slot]
+        if q + 1 == step.shape[0] or step[q + 1] != step[q]:
+            for e in range(sums.shape[0]):
+                if rows > 0:
+                    result[step[q], e] = sums[e] / rows
+                sums[e] = 0.0
+            rows = 0

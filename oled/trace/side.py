@@ -1,0 +1,104 @@
+"""The optional side tables, brought into the order of the steps.
+
+S steps, E experts of the widest layer, m kept scores, H horizons, P predictions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.trace.errors import TraceError
+from oled.trace.schema import NO_EXPERT, TokenState
+from oled.trace.tables import PredictionTable, ScoreTable, Trace
+
+Ints = NDArray[np.int64]
+
+
+class StepIndex:
+    """Finds the step of a (forward, dense layer) of the trace."""
+
+    def __init__(self, source: Ints, layer: Ints, num_layers: int) -> None:
+        keys = source * num_layers + layer
+        self._num_layers = num_layers
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
+        self.num_steps = len(keys)
+
+    def find(self, source: Ints, layer: Ints) -> Ints:
+        """Step numbers, -1 where there is no such step."""
+        keys = source * self._num_layers + layer
+        place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[place] == keys, self._order[place], -1)
+
+
+def mean_scores(
+    trace: Trace, table: ScoreTable, layers: Ints, index: StepIndex
+) -> NDArray[np.float32]:
+    """Router scores before the bias, averaged over a step's tokens without PAD: f32[S, E].
+
+    `layers` are the table's layers as places among the MoE layers. Scores that were not kept (top
+    m of E) count as 0.
+    """
+    from oled.trace import kernels
+
+    widest = max(trace.geometry.experts_per_layer)
+    impossible = (table.expert_ids >= widest) & (table.expert_ids != NO_EXPERT)
+    if impossible.any():
+        row, slot = (int(axis[0]) for axis in np.nonzero(impossible))
+        raise TraceError(
+            f"{trace.path}: scores row {row}: expert id {table.expert_ids[row, slot]}, but layers "
+            f"have at most {widest} experts; run `oled check` on it"
+        )
+    forward = table.forward.astype(np.int64)
+    step = index.find(forward, layers)
+    rows = trace.forwards.token_offsets[forward] + table.token
+    active = (trace.tokens.state[rows] != TokenState.PAD) & (step >= 0)
+    result = np.zeros((index.num_steps, widest), dtype=np.float32)
+    kernels.mean_by_step(step, active, table.expert_ids, table.values, result)
+    return result
+
+
+def predictions_by_step(
+    trace: Trace,
+    table: PredictionTable,
+    said: Ints,
+    about: Ints,
+    index: StepIndex,
+    predictor: str | None,
+) -> tuple[Ints, NDArray[np.uint16], NDArray[np.float32], int]:
+    """What one predictor said, as CSR over rows s*H + h-1: (offsets, experts, scores, H).
+
+    `said` and `about` are the table's two layers as places among the MoE layers. Predictions made
+    in a declared gap, where there is no step, are left out.
+    """
+    name = table.names[0] if predictor is None else predictor
+    if name not in table.names:
+        raise TraceError(
+            f"{trace.path}: no predictions by '{name}'; recorded: {', '.join(table.names)}"
+        )
+    step = index.find(table.forward.astype(np.int64), said)
+    wanted = np.flatnonzero((table.predictor == table.names.index(name)) & (step >= 0))
+    ahead = (about - said)[wanted]
+    horizons = int(ahead.max()) if len(ahead) else 0
+    if len(ahead) and int(ahead.min()) < 1:
+        raise TraceError(
+            f"{trace.path}: predictions row {wanted[int(ahead.argmin())]} is about a layer that "
+            f"does not lie ahead; run `oled check` on it"
+        )
+    row = step[wanted] * horizons + ahead - 1
+    order = np.argsort(row, kind="stable")
+    row, wanted = row[order], wanted[order]
+    twice = np.flatnonzero(row[1:] == row[:-1])
+    if len(twice):
+        raise TraceError(
+            f"{trace.path}: predictions row {wanted[twice[0] + 1]} repeats row "
+            f"{wanted[twice[0]]}; run `oled check` on it"
+        )
+    lengths = np.zeros(index.num_steps * horizons + 1, dtype=np.int64)
+    lengths[row + 1] = np.diff(table.offsets)[wanted]
+    offsets = np.cumsum(lengths)
+    gather = np.arange(offsets[-1]) + np.repeat(
+        table.offsets[wanted] - offsets[row], lengths[row + 1]
+    )
+    return offsets, table.expert[gather], table.score[gather], horizons

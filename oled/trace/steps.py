@@ -1,0 +1,252 @@
+"""Steps: what a policy is shown, built once per trace and shared by all configurations.
+
+A step is one MoE layer of one forward. Letters: F forwards, S steps, N active entries (expert of a
+step), L MoE layers, E experts of the widest layer, H prediction horizons. Everything is CSR:
+forward f has steps `step_offsets[f]:step_offsets[f+1]`, step s has entries
+`offsets[s]:offsets[s+1]`, sorted by expert id. PAD tokens and zero experts have no part in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.trace.errors import TraceError
+from oled.trace.schema import NO_EXPERT, TokenState
+from oled.trace.side import StepIndex, mean_scores, predictions_by_step
+from oled.trace.tables import Trace
+
+GATE, GATE_MASKED, CONF_MASKED, CONF_OPENED = range(4)
+"""Columns of `Steps.mass`. With g the weight normalised over the token's top-k and c the token's
+confidence (1 where there is none): sum of g; of g over masked tokens; of c*g over masked tokens;
+of c*g over opened ones (decoded and prompt)."""
+NEVER = 2**62
+"""`next_use` of an entry that is not used again."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The replay form of a trace; forwards sorted by request, then as recorded."""
+
+    request: Ints  # [F]
+    phase: Ints  # [F] Phase
+    block: Ints  # [F] -1 none
+    step: Ints  # [F] denoising step, -1 none
+    tokens: Ints  # [F] T without PAD tokens
+    context: Ints  # [F] tokens cached before
+    accepted: Ints  # [F]
+    produced: Ints  # [F]
+    source: Ints  # [F] forward number in the trace
+    step_offsets: Ints  # [F+1]
+    forward: Ints  # [S]
+    layer: Ints  # [S] place 0..L-1 in the geometry
+    offsets: Ints  # [S+1]
+    expert: NDArray[np.uint16]  # [N]
+    count: NDArray[np.int32]  # [N] tokens routed to the expert
+    mass: NDArray[np.float32]  # [N, 4] see GATE
+    last_token: NDArray[np.int32]  # [N] largest token*k + slot: order of token-major replay
+    num_experts: Ints  # [L]
+    expert_bytes: Ints  # [L]
+    top_k: int
+    scores: NDArray[np.float32] | None = None  # [S, E] mean router score over active tokens
+    pred_offsets: Ints | None = None  # [S*H+1] row s*H+h-1: said at s about h MoE layers ahead
+    pred_expert: NDArray[np.uint16] | None = None
+    pred_score: NDArray[np.float32] | None = None
+    horizons: int = 0  # H
+
+    @property
+    def num_forwards(self) -> int:
+        """F."""
+        return len(self.request)
+
+    @property
+    def num_steps(self) -> int:
+        """S."""
+        return len(self.layer)
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.num_experts)
+
+
+def build_steps(trace: Trace, *, predictor: str | None = None) -> Steps:
+    """One pass over the raw routing; `predictor` chooses among those recorded (the first one)."""
+    from oled.trace import kernels  # here, so that reading a trace needs no numba
+
+    forwards, tokens, routing, geometry = (
+        trace.forwards,
+        trace.tokens,
+        trace.routing,
+        trace.geometry,
+    )
+    order = np.argsort(forwards.request, kind="stable")
+    begin, end, step_forward, step_layer, step_offsets = _steps_of_rows(trace, order)
+    num_experts = np.array(geometry.experts_per_layer, dtype=np.int64)
+    offsets = np.empty(len(begin) + 1, dtype=np.int64)
+    room = int(np.minimum((end - begin) * geometry.top_k, num_experts[step_layer]).sum())
+    expert = np.empty(room, dtype=np.uint16)
+    count = np.empty(room, dtype=np.int32)
+    mass = np.empty((room, 4), dtype=np.float32)
+    last_token = np.empty(room, dtype=np.int32)
+    row, slot = kernels.aggregate(
+        begin,
+        end,
+        order[step_forward],
+        step_layer,
+        routing.token,
+        routing.expert_ids,
+        routing.weights,
+        trace.manifest.has_weights,
+        forwards.token_offsets,
+        tokens.state,
+        tokens.confidence,
+        num_experts,
+        geometry.zero_experts,
+        offsets,
+        expert,
+        count,
+        mass,
+        last_token,
+    )
+    if row >= 0:
+        raise TraceError(_impossible(trace, row, slot))
+    entries = int(offsets[-1])
+    pads = np.add.reduceat(
+        np.append(tokens.state == TokenState.PAD, False).astype(np.int64),
+        forwards.token_offsets[:-1],
+    )
+    steps = Steps(
+        request=_ints(forwards.request[order]),
+        phase=_ints(forwards.phase[order]),
+        block=_ints(forwards.block[order]),
+        step=_ints(forwards.step[order]),
+        tokens=_ints(forwards.tokens[order]) - pads[order],
+        context=_ints(forwards.context[order]),
+        accepted=_ints(forwards.accepted[order]),
+        produced=_ints(forwards.produced[order]),
+        source=_ints(order),
+        step_offsets=step_offsets,
+        forward=step_forward,
+        layer=step_layer,
+        offsets=offsets,
+        expert=expert[:entries],
+        count=count[:entries],
+        mass=mass[:entries],
+        last_token=last_token[:entries],
+        num_experts=num_experts,
+        expert_bytes=np.array(geometry.expert_bytes, dtype=np.int64),
+        top_k=geometry.top_k,
+    )
+    return _with_side_tables(trace, steps, predictor)
+
+
+def next_use(steps: Steps, persistent: bool) -> Ints:
+    """For each entry the next step of the same layer that uses the expert, else NEVER: i64[N].
+
+    Within the request, or in the whole trace if `persistent`.
+    """
+    from oled.trace import kernels
+
+    result = np.empty(len(steps.expert), dtype=np.int64)
+    kernels.next_uses(
+        steps.request,
+        steps.forward,
+        steps.layer,
+        steps.offsets,
+        steps.expert,
+        steps.num_experts,
+        persistent,
+        result,
+    )
+    return result
+
+
+def _with_side_tables(trace: Trace, steps: Steps, predictor: str | None) -> Steps:
+    if trace.scores is None and trace.predictions is None:
+        return steps
+    index = StepIndex(steps.source[steps.forward], steps.layer, len(steps.num_experts))
+    if trace.scores is not None:
+        layers = dense_layers(trace, trace.scores.layer)
+        steps = replace(steps, scores=mean_scores(trace, trace.scores, layers, index))
+    if trace.predictions is not None:
+        said = dense_layers(trace, trace.predictions.layer)
+        about = dense_layers(trace, trace.predictions.target)
+        offsets, expert, score, horizons = predictions_by_step(
+            trace, trace.predictions, said, about, index, predictor
+        )
+        steps = replace(
+            steps,
+            pred_offsets=offsets,
+            pred_expert=expert,
+            pred_score=score,
+            horizons=horizons,
+        )
+    return steps
+
+
+def _ints(column: NDArray[Any]) -> Ints:
+    return column.astype(np.int64)
+
+
+def _steps_of_rows(trace: Trace, order: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Rows of each step, its forward (sorted by request) and dense layer, and `step_offsets`."""
+    routing = trace.routing
+    forward, layer = routing.forward, routing.layer
+    if len(forward) and int(forward.max()) >= len(order):
+        row = int(np.argmax(forward))
+        raise TraceError(
+            f"{trace.path}: routing row {row} belongs to forward {forward[row]}, but there are "
+            f"{len(order)} forwards; run `oled check` on it"
+        )
+    key = (forward.astype(np.uint64) << np.uint64(32)) | (layer.astype(np.uint64) << np.uint64(16))
+    key |= routing.token
+    disorder = np.flatnonzero(key[1:] <= key[:-1])
+    if len(disorder):
+        row = int(disorder[0]) + 1
+        raise TraceError(
+            f"{trace.path}: routing row {row} (forward {forward[row]}, layer {layer[row]}, token "
+            f"{routing.token[row]}) is out of order or there twice; run `oled check` on it"
+        )
+    key >>= np.uint64(16)
+    begin = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else np.empty(0, int)
+    end = np.append(begin[1:], len(key)).astype(np.int64)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    step_forward = rank[forward[begin]]
+    by_request = np.argsort(step_forward, kind="stable")
+    begin, end, step_forward = begin[by_request], end[by_request], step_forward[by_request]
+    step_offsets = np.searchsorted(step_forward, np.arange(len(order) + 1)).astype(np.int64)
+    return begin, end, step_forward, dense_layers(trace, layer[begin]), step_offsets
+
+
+def dense_layers(trace: Trace, layers: NDArray[np.uint16]) -> Ints:
+    """Absolute layer ids as places among the MoE layers."""
+    known = np.array(trace.geometry.moe_layers, dtype=np.int64)
+    place = np.minimum(np.searchsorted(known, layers), len(known) - 1).astype(np.int64)
+    wrong = np.flatnonzero(known[place] != layers)
+    if len(wrong):
+        raise TraceError(
+            f"{trace.path}: layer {layers[wrong[0]]} is no MoE layer of the geometry; run "
+            f"`oled check` on it"
+        )
+    return place
+
+
+def _impossible(trace: Trace, row: int, slot: int) -> str:
+    routing = trace.routing
+    forward, layer, token = routing.forward[row], routing.layer[row], routing.token[row]
+    where = f"{trace.path}: routing row {row} (forward {forward}, layer {layer}, token {token})"
+    if slot < 0:
+        return f"{where}: the forward has {trace.forwards.tokens[forward]} tokens; run `oled check`"
+    experts = trace.geometry.experts_per_layer[trace.geometry.moe_layers.index(int(layer))]
+    return (
+        f"{where}: expert id {routing.expert_ids[row, slot]}, but the layer has {experts} experts "
+        f"and {trace.geometry.zero_experts} zero experts (unused slots are {NO_EXPERT}); run "
+        f"`oled check` on it"
+    )
