@@ -7,9 +7,9 @@ mapping, or a Hydra override such as `hardware.h2d_pinned='25 GB/s'`, may replac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self, get_origin, get_type_hints
 
 from oled.hardware.files import check_keys, parse_quantity, read_named, shipped
 from oled.hardware.quantity import Bound, Dimension, Quantity
@@ -18,24 +18,11 @@ from oled.hardware.tables import MeasuredTable
 _GROUP = "hardware"
 
 
-def _number(dimension: Dimension) -> Any:
-    return field(metadata={"dimension": dimension})
-
-
-def _time() -> Any:
-    return _number(Dimension.TIME)
-
-
-def _rate() -> Any:
-    return _number(Dimension.RATE)
-
-
-def _arithmetic() -> Any:
-    return _number(Dimension.ARITHMETIC)
-
-
-def _ratio() -> Any:
-    return _number(Dimension.RATIO)
+Time = Annotated[Quantity, Dimension.TIME]
+Rate = Annotated[Quantity, Dimension.RATE]
+Arithmetic = Annotated[Quantity, Dimension.ARITHMETIC]
+Ratio = Annotated[Quantity, Dimension.RATIO]
+Count = Annotated[Quantity, Dimension.COUNT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +36,38 @@ class Profile:
     dtype: str  # of the weights that the rates were taken with
 
     # the link
-    h2d_pinned: Quantity = _rate()
-    d2h_pinned: Quantity = _rate()
-    h2d_pageable: Quantity = _rate()
-    d2h_pageable: Quantity = _rate()
-    copy_isolated: Quantity = _time()  # latency of one pinned copy on an idle link
-    copy_queued: Quantity = _time()  # latency of one pinned copy behind another
-    copy_pageable: Quantity = _time()  # what a pageable copy adds to the isolated latency
-    memcpy_host_call: Quantity = _time()  # host time to issue a copy: no copy takes less
+    h2d_pinned: Rate
+    d2h_pinned: Rate
+    h2d_pageable: Rate
+    d2h_pageable: Rate
+    copy_isolated: Time  # latency of one pinned copy on an idle link
+    copy_queued: Time  # latency of one pinned copy behind another
+    copy_pageable: Time  # what a pageable copy adds to the isolated latency
+    memcpy_host_call: Time  # host time to issue a copy: no copy takes less
 
     # the GPU; a group of n experts takes moe_t0 + the larger of reading and arithmetic
-    gpu_mem: Quantity = _rate()
-    moe_eff: Quantity = _rate()  # rate at which expert weights are read
-    moe_t0: Quantity = _time()  # of one launch group
-    moe_gemm_share: Quantity = _ratio()  # of bf16_peak that grouped expert GEMMs reach
-    bf16_peak: Quantity = _arithmetic()
-    dense_layer_mini: Quantity = _time()  # 16 queries over 512-1024 tokens, no routed experts
-    dense_layer_flash: Quantity = _time()
-    attention_key: Quantity = _time()  # a layer's attention, per key, 4 KV heads of 128
-    lm_head_mini: Quantity = _time()
-    elementwise: Quantity = _time()  # one small kernel
+    gpu_mem: Rate
+    moe_eff: Rate  # rate at which expert weights are read
+    moe_t0: Time  # of one launch group
+    moe_gemm_share: Ratio  # of bf16_peak that grouped expert GEMMs reach
+    bf16_peak: Arithmetic
+    dense_layer_mini: Time  # 16 queries over 512-1024 tokens, no routed experts
+    dense_layer_flash: Time
+    attention_key: Time  # a layer's attention, per key, 4 KV heads of 128
+    lm_head_mini: Time
+    elementwise: Time  # one small kernel
 
     # the host
-    cpu_stream: Quantity = _rate()
-    dram_share: Quantity = _ratio()  # of STREAM that CPU experts and copies reach together
-    pageable_dram_passes: Quantity = _ratio()  # DRAM traffic of a pageable copy against a pinned
-    cpu_expert_tuned: Quantity = _rate()
-    cpu_expert_torch: Quantity = _rate()
-    cpu_gemm_tuned: Quantity = _arithmetic()
-    cpu_gemm_torch: Quantity = _arithmetic()
-    cpu_token_tile: Quantity = _ratio()  # tokens of an expert are padded to this (AMX: 16)
-    cpu_call: Quantity = _time()  # dispatch and join of one batch of CPU experts
-    act_roundtrip: Quantity = _time()  # activations to the host and back, beyond the bytes
+    cpu_stream: Rate
+    dram_share: Ratio  # of STREAM that CPU experts and copies reach together
+    pageable_dram_passes: Count  # DRAM traffic of a pageable copy against a pinned
+    cpu_expert_tuned: Rate
+    cpu_expert_torch: Rate
+    cpu_gemm_tuned: Arithmetic
+    cpu_gemm_torch: Arithmetic
+    cpu_token_tile: Count  # tokens of an expert are padded to this (AMX: 16)
+    cpu_call: Time  # dispatch and join of one batch of CPU experts
+    act_roundtrip: Time  # activations to the host and back, beyond the bytes
 
     # measured tables, used where the expert's shape is theirs
     gpu_tables: tuple[MeasuredTable, ...] = ()
@@ -88,8 +75,7 @@ class Profile:
 
     def quantities(self) -> dict[str, Quantity]:
         """All numbers by name, tables apart."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Quantity)}
+        return {name: getattr(self, name) for name in DIMENSIONS}
 
     def at(self, bound: Bound) -> Self:
         """The profile with each number at its low, high, fast or slow end."""
@@ -105,20 +91,29 @@ class Profile:
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> Self:
         """Read a profile; `where` (a file, or 'hardware') begins every message."""
-        known = {entry.name: entry for entry in fields(cls)}
-        check_keys(data, known, optional=("gpu_tables", "cpu_tables", "sources"), where=where)
+        names = [entry.name for entry in fields(cls)]
+        tables = ("gpu_tables", "cpu_tables")
+        check_keys(data, names, optional=(*tables, "sources"), where=where)
         values: dict[str, Any] = {}
-        for key, entry in known.items():
-            if key in ("gpu_tables", "cpu_tables"):
-                values[key] = tuple(
-                    MeasuredTable.parse(item, f"{where}: {key}[{i}]")
-                    for i, item in enumerate(data.get(key) or ())
+        for name in names:
+            if name in tables:
+                values[name] = tuple(
+                    MeasuredTable.parse(item, f"{where}: {name}[{i}]")
+                    for i, item in enumerate(data.get(name) or ())
                 )
-            elif "dimension" in entry.metadata:
-                values[key] = parse_quantity(data[key], f"{where}: {key}", entry.metadata["dimension"])
+            elif name in DIMENSIONS:
+                values[name] = parse_quantity(data[name], f"{where}: {name}", DIMENSIONS[name])
             else:
-                values[key] = str(data[key])
+                values[name] = str(data[name])
         return cls(**values)
+
+
+DIMENSIONS: dict[str, Dimension] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Profile, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
+"""What each number of a profile counts."""
 
 
 def load_profile(source: str | Path | Mapping[str, Any]) -> Profile:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from oled.errors import UserError, nearest
 
 Bound = Literal["value", "low", "high", "fast", "slow"]
-"""`low` and `high` are the ends of each number; `fast` and `slow` the ends that make a machine so."""
+"""`low` and `high` are the ends of each number; `fast` and `slow` those that make a machine so."""
 
 
 class Tag(StrEnum):
@@ -29,6 +29,7 @@ class Dimension(StrEnum):
     RATE = "rate"  # bytes/s
     ARITHMETIC = "arithmetic"  # flop/s
     RATIO = "ratio"  # 1
+    COUNT = "count"  # 1
 
 
 UNITS: dict[str, tuple[Dimension, float]] = {
@@ -41,6 +42,8 @@ UNITS: dict[str, tuple[Dimension, float]] = {
     "GFLOPS": (Dimension.ARITHMETIC, 1e9),
     "TFLOPS": (Dimension.ARITHMETIC, 1e12),
     "1": (Dimension.RATIO, 1.0),
+    "tokens": (Dimension.COUNT, 1.0),
+    "passes": (Dimension.COUNT, 1.0),
 }
 
 _KEYS = ("value", "low", "high", "unit", "tag", "source")
@@ -74,14 +77,14 @@ class Quantity:
         return UNITS[self.unit][0]
 
     @property
-    def si(self) -> float:
+    def base(self) -> float:
         """`value` in the unit that the code computes in: ns, bytes/s, flop/s or 1."""
         return self.value * UNITS[self.unit][1]
 
     def at(self, bound: Bound) -> Self:
         """The same number fixed at one end of its spread."""
         if bound in ("fast", "slow"):
-            low_is_fast = self.dimension is Dimension.TIME
+            low_is_fast = self.dimension in (Dimension.TIME, Dimension.COUNT)
             bound = "low" if low_is_fast == (bound == "fast") else "high"
         number = {"value": self.value, "low": self.low, "high": self.high}[bound]
         return replace(self, value=number, low=number, high=number)
