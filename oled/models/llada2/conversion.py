@@ -13,7 +13,7 @@ from .configuration_llada2 import LLaDA2MoeConfig
 
 
 def checkpoint_conversions() -> list[WeightConverter]:
-    """Expert M's gate over up projection is `gate_up_proj[M]`, its down projection `down_proj[M]`."""
+    """Expert M's gate over its up projection is `gate_up_proj[M]`; `down_proj[M]` is alone."""
     return [
         WeightConverter(
             source_patterns=["mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"],
