@@ -40,7 +40,7 @@ def judge(step: Step, cache: Cache, plan: Plan) -> None:
         state = ABSENT
         if cache.resident[layer, expert] != 0:
             state = RESIDENT
-        elif cache.staged[layer, expert] == STAGED:
+        elif cache.staged[layer, expert] >= STAGED:
             state = LANDED
         elif cache.staged[layer, expert] == COPYING:
             state = IN_FLIGHT
@@ -60,13 +60,18 @@ def touch(step: Step, cache: Cache) -> None:
 
 
 @njit
-def evict(layer: int, expert: int, step: Step, cache: Cache, plan: Plan) -> None:
-    """Take one resident out and note it in the plan."""
+def _take_out(layer: int, expert: int, cache: Cache, plan: Plan) -> None:
     cache.resident[layer, expert] = 0
     cache.used[layer] -= 1
     cache.total[0] -= cache.expert_bytes[layer]
     plan.evicted[plan.count[N_EVICTED]] = layer * cache.resident.shape[1] + expert
     plan.count[N_EVICTED] += 1
+
+
+@njit
+def evict(layer: int, expert: int, step: Step, cache: Cache, plan: Plan) -> None:
+    """Take one resident out and note it in the plan."""
+    _take_out(layer, expert, cache, plan)
     if layer == step.layer:
         i = position(step, expert)
         if i >= 0 and plan.state[i] == RESIDENT:
@@ -224,8 +229,8 @@ def _lowest_of_layer(layer: int, step: Step, cache: Cache, demand: bool) -> None
 
 
 @njit
-def fit_capacity(layer: int, step: Step, cache: Cache, plan: Plan) -> None:
-    """Evict the lowest of a layer whose capacity was cut, before its next step."""
+def fit_capacity(layer: int, cache: Cache, plan: Plan) -> None:
+    """Evict the lowest of a layer whose capacity was cut."""
     surplus = cache.used[layer] - cache.capacity[layer]
     if surplus <= 0:
         return
@@ -238,7 +243,7 @@ def fit_capacity(layer: int, step: Step, cache: Cache, plan: Plan) -> None:
             n += 1
     select_lowest(cache.key, cache.age, cache.item, n, surplus)
     for j in range(surplus):
-        evict(layer, cache.item[j], step, cache, plan)
+        _take_out(layer, cache.item[j], cache, plan)
 
 
 @njit

@@ -34,7 +34,7 @@ ABSENT, RESIDENT, LANDED, IN_FLIGHT = 0, 1, 2, 3
 ON_GPU, TRANSFER, ON_CPU, DROPPED = 0, 1, 2, 3
 
 # Cache.staged: an expert on its way into, or waiting in, a staging slot.
-NOT_STAGED, QUEUED, COPYING, STAGED = 0, 1, 2, 3
+NOT_STAGED, COPYING, STAGED, STAGED_FILL = 0, 1, 2, 3
 
 # Cache.fresh: bits that say how an expert came to the GPU.
 PREFETCHED, TRANSFERRED = 1, 2
@@ -93,7 +93,7 @@ class Cache(NamedTuple):
     resident: NDArray[np.uint8]  # [L, E]
     score: NDArray[np.float64]  # [L, E] written by the retention: higher stays longer
     stamp: NDArray[np.int64]  # [L, E] last use, unique; ties of score go to the older one
-    staged: NDArray[np.uint8]  # [L, E] NOT_STAGED, QUEUED, COPYING, STAGED
+    staged: NDArray[np.uint8]  # [L, E] NOT_STAGED, COPYING, STAGED, STAGED_FILL
     fresh: NDArray[np.uint8]  # [L, E] PREFETCHED | TRANSFERRED
     capacity: NDArray[np.int64]  # [L] resident slots of each layer; written by the allocation
     used: NDArray[np.int64]  # [L] residents of each layer

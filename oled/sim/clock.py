@@ -10,18 +10,19 @@ from __future__ import annotations
 from oled._jit import njit
 from oled.policies.decide import position
 from oled.policies.interface import (
+    COPYING,
     FILL,
     IN_FLIGHT,
     N_CPU,
     N_EVICTED,
     N_EVICTED_ACTIVE,
-    N_LATE,
     N_TRANSFERS,
     NOT_STAGED,
     ON_CPU,
     ON_GPU,
     PREFETCHED,
     STAGED,
+    STAGED_FILL,
     Cache,
     Costs,
     Plan,
@@ -39,7 +40,6 @@ from oled.sim.lanes import (
     DEMAND,
     GPU,
     GPU_UNTIL,
-    H2D,
     IDLE,
     LINK_BEGAN,
     LINK_ENDED,
@@ -79,18 +79,17 @@ def group_ns(costs: Costs, layer: int, assignments: int, experts: int) -> int:
 
 
 @njit
-def settle_landed(
-    lanes: Lanes, step_index: int, busy_layer: int, cache: Cache
-) -> None:
-    """An expert fetched ahead has landed: a FILL joins its layer now, a late one is given back.
+def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache) -> None:
+    """An expert fetched ahead has landed: a FILL joins its layer now, one too late is given back.
 
-    A FILL for the layer that is executing (`busy_layer`) waits for that layer's end.
+    What belongs to the layer that is executing (`busy_layer`, -1 if none) waits for its end.
     """
     layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]
+    if layer == busy_layer:
+        return
     if lanes.copying[P_KIND] == FILL:
-        if layer != busy_layer:
-            join_residents(lanes, layer, expert, cache)
-    elif lanes.copying[P_DUE] < step_index:
+        join_residents(lanes, layer, expert, cache)
+    elif lanes.copying[P_DUE] <= routed:
         give_back(lanes, layer, expert, cache)
 
 
@@ -146,18 +145,22 @@ def run_until(
     lanes: Lanes,
     until: int,
     forward: int,
-    step_index: int,
+    routed: int,
+    busy_layer: int,
     cache: Cache,
     costs: Costs,
     queue: Queue,
     staging: int,
 ) -> None:
-    """Let time pass to `until` while no layer's experts execute; only prefetches move."""
+    """Let time pass to `until` while no experts execute; only prefetches move.
+
+    `routed`: the last layer-step whose routing is known; `busy_layer`: its layer while it lasts.
+    """
     t = lanes.t
     while True:
         if t[LINK_WHAT] == IDLE:
             room = staging - 1 - cache.total[2]
-            take_prefetch(lanes, queue, cache, costs, step_index, room)
+            take_prefetch(lanes, queue, cache, costs, routed, room)
         if t[LINK_WHAT] == IDLE:
             pass_time(lanes, until, PPM)
             return
@@ -167,7 +170,7 @@ def run_until(
             return
         pass_time(lanes, end, PPM)
         if end_chunk(lanes, cache, forward):
-            settle_landed(lanes, step_index, -1, cache)
+            settle_landed(lanes, routed, busy_layer, cache)
 
 
 @njit
@@ -190,14 +193,17 @@ def run_layer(
     layer, forward = step.layer, step.forward
     begin = t[NOW]
 
-    hits, hit_assignments, cpu_tokens, cpu_work = 0, 0, 0, 0
+    hits, hit_assignments, late, cpu_tokens, cpu_work = 0, 0, 0, 0, 0
     for i in range(step.expert.size):
         if plan.place[i] == ON_CPU:
             cpu_tokens += step.count[i]
             cpu_work += costs.cpu_ns[costs.layer_class[layer], step.count[i]]
-        elif plan.place[i] == ON_GPU and plan.state[i] != IN_FLIGHT:
-            hits += 1
-            hit_assignments += step.count[i]
+        elif plan.place[i] == ON_GPU:
+            if plan.state[i] == IN_FLIGHT and cache.staged[layer, step.expert[i]] == COPYING:
+                late += 1
+            else:
+                hits += 1
+                hit_assignments += step.count[i]
 
     cpu_running = plan.count[N_CPU] > 0
     back_ns = 0
@@ -221,7 +227,7 @@ def run_layer(
         released_by_group = 0
 
     transfers = plan.count[N_TRANSFERS]
-    pending = transfers + plan.count[N_LATE]  # experts to compute that have not landed
+    pending = transfers + late  # experts to compute that have not landed
     copied = 0  # demand copies begun
     ready, ready_assignments, ready_leaving = 0, 0, 0
     cpu_back = begin
@@ -236,8 +242,7 @@ def run_layer(
                     copied += 1
             else:
                 room = min(staging - 1 - cache.total[2], free_slots)
-                if take_prefetch(lanes, queue, cache, costs, step.index, room):
-                    free_slots -= 1 if lanes.copying[P_LAYER] != layer else 0
+                free_slots -= max(0, take_prefetch(lanes, queue, cache, costs, step.index, room))
         if t[GPU_UNTIL] <= t[NOW] and ready > 0:
             t[GPU_UNTIL] = t[NOW] + group_ns(costs, layer, ready_assignments, ready)
             lanes.busy[GPU] += t[GPU_UNTIL] - t[NOW]
@@ -249,6 +254,8 @@ def run_layer(
             break
 
         rate = rate_ppm(lanes, costs)
+        if not computing and t[LINK_WHAT] == IDLE and not cpu_running:
+            raise RuntimeError("a transfer waits for a slot that never becomes free")
         event = t[GPU_UNTIL] if computing else NO_EVENT
         if t[LINK_WHAT] != IDLE:
             event = min(event, finish_time(t[NOW], t[LINK_LEFT], rate))
@@ -274,7 +281,8 @@ def run_layer(
                 ready_leaving += 1 - plan.stays[i]
             elif end_chunk(lanes, cache, forward):
                 i = position(step, lanes.copying[P_EXPERT])
-                if lanes.copying[P_LAYER] == layer and i >= 0 and plan.state[i] == IN_FLIGHT:
+                mine = lanes.copying[P_LAYER] == layer and i >= 0
+                if mine and plan.state[i] == IN_FLIGHT and plan.place[i] == ON_GPU:
                     pending -= 1
                     ready += 1
                     ready_assignments += step.count[i]
@@ -292,7 +300,9 @@ def run_layer(
     t[CPU_LEFT] = 0
     if cpu_back > t[NOW]:
         lanes.stall[CPU_STALL] += cpu_back - t[NOW]
-        run_until(lanes, cpu_back, forward, step.index, cache, costs, queue, staging)
+        run_until(
+            lanes, cpu_back, forward, step.index, layer, cache, costs, queue, staging
+        )
 
 
 @njit
@@ -354,13 +364,13 @@ def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache) -> None:
     if cache.total[2] == 0:
         return
     for expert in range(cache.num_experts[layer]):
-        if cache.staged[layer, expert] != STAGED:
+        if cache.staged[layer, expert] < STAGED:
             continue
         i = position(step, expert)
         if i >= 0 and plan.place[i] != ON_CPU:
             cache.staged[layer, expert] = NOT_STAGED
             cache.total[2] -= 1
-        elif lanes.copying[P_KIND] == FILL and lanes.copying[P_EXPERT] == expert:
+        elif cache.staged[layer, expert] == STAGED_FILL:
             join_residents(lanes, layer, expert, cache)
         else:
             give_back(lanes, layer, expert, cache)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled._jit import njit
-from oled.policies.interface import COPYING, NOT_STAGED, QUEUED, STAGED, Cache, Costs, Queue
+from oled.policies.interface import COPYING, FILL, NOT_STAGED, STAGED, STAGED_FILL, Cache, Costs, Queue
 
 PPM = 1_000_000
 
@@ -117,30 +117,28 @@ def finish_time(now: int, left: int, rate: int) -> int:
 
 @njit
 def take_prefetch(
-    lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, step_index: int, room: int
-) -> bool:
-    """Put the next prefetch on an idle link; True if one began.
+    lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, routed: int, room: int
+) -> int:
+    """Put the next prefetch on an idle link; the number of staging slots it takes newly, -1 if none.
 
     A prefetch cut short goes on first. Entries whose expert is resident or on its way already, or
-    whose layer-step has come, are dropped. `room` is the number of staging slots it may take.
+    whose layer-step is not later than `routed`, are dropped. `room`: staging slots it may take.
     """
     if lanes.paused[P_CHUNKS] > 0:
         lanes.copying[:] = lanes.paused
         lanes.paused[P_CHUNKS] = 0
         put_on_link(lanes, AHEAD, lanes.copying[P_LEFT], costs.copy_wake_ns)
-        return True
+        return 0
     span = queue.span
     while span[0] < span[1]:
         head = span[0]
         layer, expert = queue.layer[head], queue.expert[head]
-        wanted = cache.staged[layer, expert] <= QUEUED and cache.resident[layer, expert] == 0
-        if not wanted or queue.due[head] <= step_index:
+        here = cache.staged[layer, expert] != NOT_STAGED or cache.resident[layer, expert] != 0
+        if here or queue.due[head] <= routed:
             span[0] += 1
-            if cache.staged[layer, expert] == QUEUED:
-                cache.staged[layer, expert] = NOT_STAGED
             continue
         if room <= 0:
-            return False
+            return -1
         span[0] += 1
         chunks = max(1, queue.chunks[head])
         piece = costs.copy_ns[costs.layer_class[layer]] // chunks
@@ -150,8 +148,8 @@ def take_prefetch(
         cache.staged[layer, expert] = COPYING
         cache.total[2] += 1
         put_on_link(lanes, AHEAD, piece, costs.copy_wake_ns)
-        return True
-    return False
+        return 1
+    return -1
 
 
 @njit
@@ -164,6 +162,6 @@ def end_chunk(lanes: Lanes, cache: Cache, forward: int) -> bool:
     if lanes.copying[P_CHUNKS] > 0:
         lanes.paused[:] = lanes.copying
         return False
-    cache.staged[layer, expert] = STAGED
+    cache.staged[layer, expert] = STAGED_FILL if lanes.copying[P_KIND] == FILL else STAGED
     lanes.moved[MOVED] += cache.expert_bytes[layer]
     return True

@@ -1,0 +1,141 @@
+"""A named system: which parts it is made of. One YAML file each in `conf/policy`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oled.errors import UserError, nearest
+from oled.paths import conf_dir
+from oled.policies.interface import Admission
+from oled.policies.part import NEEDS, Allocation, Dispatch, Part, Prefetch, Retention
+
+_KINDS = {
+    "retention": Retention,
+    "allocation": Allocation,
+    "dispatch": Dispatch,
+    "prefetch": Prefetch,
+}
+_DEFAULTS = {
+    "allocation": {"_target_": "oled.policies.allocation.uniform.Uniform"},
+    "dispatch": {"_target_": "oled.policies.dispatch.transfer.AllTransfer"},
+    "prefetch": {"_target_": "oled.policies.prefetch.none.NoPrefetch"},
+}
+_INITIAL = ("empty", "first", "popular")
+_PREFILL = ("policy", "stream", "bypass")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Composition:
+    """Four parts and how they are put together."""
+
+    name: str
+    description: str
+    source: str
+    retention: Retention
+    allocation: Allocation
+    dispatch: Dispatch
+    prefetch: Prefetch
+    admission: Admission
+    by_mention: bool = False  # sequential admission in the order of mention, not of ids
+    initial: str = "empty"  # residents at the start: none, the first ids, the most popular
+    prefill: str = "policy"  # prefill forwards: like the others, streamed, or bypassed
+    scope: str | None = None  # overrides cache.scope where the system is one or the other
+    overlap: bool = True  # False: copies, GPU and CPU wait for each other
+    writes_back: bool = False  # evicted experts are copied to the host first
+    overhead_ns: int | None = None  # policy time of a layer-step; None: the runtime preset's
+
+    @property
+    def parts(self) -> tuple[Part, Part, Part, Part]:
+        return (self.retention, self.allocation, self.dispatch, self.prefetch)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the trace (or the user) must provide; keys of `oled.policies.part.NEEDS`."""
+        needs = frozenset[str]().union(*(part.needs for part in self.parts))
+        return needs | {"calibration"} if self.initial == "popular" else needs
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], where: str) -> Composition:
+        """Read a composition; `where` (a file, or 'policy') begins every message."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        for key in data:
+            if key not in known:
+                raise UserError(f"{where}: unknown key '{key}': {nearest(key, known)}")
+        for key in ("name", "description", "retention", "admission"):
+            if key not in data:
+                raise UserError(f"{where}: '{key}' is missing")
+        values = {**_DEFAULTS, **data}
+        parts = {k: _part(values[k], base, f"{where}: {k}") for k, base in _KINDS.items()}
+        rest = {k: v for k, v in data.items() if k not in _KINDS and k != "admission"}
+        rest.setdefault("source", "")
+        _one_of(rest.get("initial", "empty"), _INITIAL, f"{where}: initial")
+        _one_of(rest.get("prefill", "policy"), _PREFILL, f"{where}: prefill")
+        admission = str(data["admission"]).lower()
+        _one_of(admission, [a.name.lower() for a in Admission], f"{where}: admission")
+        return cls(**rest, **parts, admission=Admission[admission.upper()])
+
+
+def _one_of(value: str, known: Any, where: str) -> None:
+    if value not in known:
+        raise UserError(f"{where} is '{value}': {nearest(str(value), known)}")
+
+
+def _part(data: Any, base: type[Part], where: str) -> Any:
+    if not isinstance(data, Mapping) or "_target_" not in data:
+        raise UserError(f"{where}: a part is a mapping with a _target_ (module.Class)")
+    module_name, _, class_name = str(data["_target_"]).rpartition(".")
+    try:
+        part_class = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{where}: cannot import {data['_target_']} ({error})") from error
+    if not (isinstance(part_class, type) and issubclass(part_class, base)):
+        raise UserError(f"{where}: {data['_target_']} is no {base.__name__}")
+    options = {key: value for key, value in data.items() if key != "_target_"}
+    known = {field.name for field in dataclasses.fields(part_class)}
+    for key in options:
+        if key not in known:
+            raise UserError(f"{where}: {class_name} has no '{key}': {nearest(key, known)}")
+    try:
+        return part_class(**options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def load_composition(policy: str | Path | Mapping[str, Any] | Composition) -> Composition:
+    """A composition by its name in `conf/policy`, by the path of a YAML file, or from a mapping."""
+    if isinstance(policy, Composition):
+        return policy
+    if isinstance(policy, Mapping):
+        return Composition.from_mapping(policy, "policy")
+    file = Path(policy)
+    if file.suffix not in (".yaml", ".yml"):
+        file = conf_dir() / "policy" / f"{policy}.yaml"
+        if not file.is_file():
+            raise UserError(f"no policy '{policy}': {nearest(str(policy), composition_names())}")
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{file}: cannot be read as YAML ({error})") from error
+    if not isinstance(data, Mapping):
+        raise UserError(f"{file}: a policy is a mapping")
+    return Composition.from_mapping(data, str(file.name))
+
+
+def composition_names() -> list[str]:
+    return sorted(file.stem for file in (conf_dir() / "policy").glob("*.yaml"))
+
+
+def list_compositions() -> list[tuple[str, str, tuple[str, ...]]]:
+    """(name, one line, what it needs in words) of every shipped composition."""
+    rows = []
+    for name in composition_names():
+        composition = load_composition(name)
+        needs = tuple(NEEDS[need] for need in sorted(composition.needs))
+        rows.append((name, composition.description, needs))
+    return rows

@@ -1,0 +1,101 @@
+"""The four kinds of part. A part is a frozen dataclass of its hyper-parameters plus its functions.
+
+`params()` hands the hyper-parameters to the kernel as float64, in the order of the fields.
+`memory_shape` is the state that the part keeps between steps ([*, *, *], float64), cleared with each
+request unless `learned`. `needs` names the trace columns without which the part refuses to run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.policies.interface import ALLOCATE, ASK, DISPATCH, WATCH, kernel
+
+NEEDS = {
+    "weights": "gate weights",
+    "confidence": "token confidence",
+    "order": "the order of forwards",
+    "scores": "router scores of all experts",
+    "predictions": "a predictor's recorded output",
+    "calibration": "a calibration trace (calibration=NAME|DIR)",
+    "blocks": "block and denoising-step marks",
+    "future": "the routing to come (an oracle)",
+}
+"""What a part may need of a trace, in words."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    needs: ClassVar[frozenset[str]] = frozenset()
+    learned: ClassVar[bool] = False
+
+    def params(self) -> NDArray[np.float64]:
+        return np.array([float(v) for v in dataclasses.astuple(self)] or [0.0])
+
+    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
+        return (1, 1, 1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Retention(Part):
+    """Gives every expert of a layer a score; the lowest leaves first.
+
+    Set `observe`: a kernel of signature OBSERVE, or a method `observe(step, cache, memory, params)`.
+    """
+
+    observe: ClassVar[Callable[..., Any]]
+
+
+@kernel(WATCH)
+def watch_nothing(step, cache, memory, params):  # type: ignore[no-untyped-def]
+    pass
+
+
+@kernel(ALLOCATE)
+def keep_capacity(at, cache, memory, params):  # type: ignore[no-untyped-def]
+    pass
+
+
+@kernel(DISPATCH)
+def transfer_all(step, cache, costs, plan, memory, params):  # type: ignore[no-untyped-def]
+    pass
+
+
+@kernel(ASK)
+def ask_nothing(step, cache, costs, plan, side, queue, memory, params):  # type: ignore[no-untyped-def]
+    pass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Allocation(Part):
+    """Gives every layer its slots under one budget."""
+
+    watch: ClassVar[Callable[..., Any]] = watch_nothing
+    allocate: ClassVar[Callable[..., Any]] = keep_capacity
+
+    def initial(
+        self, even: NDArray[np.int64], num_experts: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Slots of each layer at the start i64[L], made from an even share; the sum stays."""
+        return even
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dispatch(Part):
+    """Splits the work of the active set between transfers and the CPU."""
+
+    transfers: ClassVar[bool] = True
+    """Whether anything may be copied on demand (if not, no staging slot is needed)."""
+    dispatch: ClassVar[Callable[..., Any]] = transfer_all
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prefetch(Part):
+    """Asks for copies into later layers or the next forward."""
+
+    ask: ClassVar[Callable[..., Any]] = ask_nothing

@@ -1,0 +1,184 @@
+"""`simulate`: a trace under a policy on a machine, in one call. The CLI is a thin shell over this."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import platform
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.errors import UserError
+from oled.hardware import CostTables, Profile, Runtime, build_costs, load_profile, load_runtime
+from oled.models.catalogue import model_geometry
+from oled.policies.composition import Composition, load_composition
+from oled.policies.part import NEEDS
+from oled.sim import metrics as m
+from oled.sim.prepare import Calibration, replay_steps
+from oled.sim.references import references
+from oled.sim.result import Result
+from oled.sim.settings import Settings
+from oled.sim.slots import Budget, parse_slots
+from oled.sim.subject import Subject
+from oled.sim.timeline import Timeline
+from oled.trace import Trace
+from oled.trace.steps import Steps
+
+BUNDLED_CALIBRATION = "calibration"
+"""The bundled trace that learning parts use when the bundled trace `demo` is replayed."""
+
+
+def simulate(
+    trace: Subject | Trace | str | Path = "demo",
+    policy: str | Path | Mapping[str, Any] | Composition = "oled_priority",
+    *,
+    hardware: str | Path | Mapping[str, Any] | Profile = "rtx5090_xeon8470q",
+    runtime: str | Path | Mapping[str, Any] | Runtime = "graph_fused",
+    calibration: Subject | Trace | str | Path | None = None,
+    settings: Settings | None = None,
+    **fields: Any,
+) -> Result:
+    """Replay `trace` under `policy`; `fields` are those of `Settings` (slots=40, scope="layer", ...).
+
+    Raises UserError (one line) for whatever the user can mend: unknown names, a cache below the
+    minimum, a policy whose columns the trace lacks.
+    """
+    began = time.perf_counter()
+    settings = dataclasses.replace(settings or Settings(), **fields)
+    composition = load_composition(policy)
+    subject = Subject.of(trace)
+    _refuse_what_is_missing(subject, composition)
+    learned, learned_from = _calibrate(subject, composition, calibration)
+    rows = _rows_of_groups(subject.steps, settings.batch_size)
+    subject = subject.batched(settings.batch_size)
+    profile = hardware if isinstance(hardware, Profile) else load_profile(hardware)
+    preset = runtime if isinstance(runtime, Runtime) else load_runtime(runtime)
+    costs = _costs(subject, profile, preset, settings.geometry)
+    scope = composition.scope or settings.scope
+    steps = subject.steps
+    budget = parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
+    replay = replay_steps(steps, costs, composition, budget, settings, learned)
+    forward_ns = replay.tally.end_ns - replay.tally.begin_ns
+
+    result: dict[str, Any] = {
+        "tpot_ns": m.tpot_ns(forward_ns, steps, rows),
+        "ttft_ns": m.ttft_ns(forward_ns, steps),
+        "throughput_tokens_per_s": m.ratio(
+            1e9 * float(steps.produced.sum()), float(forward_ns.sum())
+        ),
+        **m.time_metrics(forward_ns[m.is_decoding(steps)]),
+        **m.count_metrics(replay.tally.by_phase),
+        **m.bootstrap(replay.tally.by_phase, forward_ns, steps, rows, settings.seed),
+    }
+    if settings.references:
+        result.update(_reference_metrics(subject, costs, budget, settings, rows))
+    result["gpu_bytes_total"] = _gpu_bytes(budget, costs, settings)
+    result["initial_residents"] = replay.initial_residents
+    result["wall_s"] = time.perf_counter() - began
+    result["phases"] = m.phase_metrics(replay.tally.by_phase, forward_ns, steps)
+    result["provenance"] = {
+        "trace": subject.name,
+        "trace_hash": subject.hash,
+        "policy": composition.name,
+        "policy_source": composition.source,
+        "calibration": learned_from,
+        "settings": {**dataclasses.asdict(settings), "scope": scope},
+        "hardware": profile.name,
+        "runtime": preset.name,
+        "costs": dict(costs.provenance),
+        "labels": list(costs.labels),
+        "versions": _versions(),
+    }
+    columns = ("accesses", "hits", "transfers", "cpu_executions", "slots", "steps", "time_ns")
+    per_layer = {name: replay.tally.by_layer[:, j].copy() for j, name in enumerate(columns)}
+    timeline = None
+    if settings.timeline is not None:
+        timeline = Timeline.of(replay.lanes, subject.geometry.moe_layers, composition.name)
+    return Result(result, per_layer, forward_ns, timeline, replay)
+
+
+def _refuse_what_is_missing(subject: Subject, composition: Composition) -> None:
+    missing = sorted(composition.needs & subject.lacks)
+    if missing:
+        raise UserError(
+            f"policy '{composition.name}' needs {', '.join(NEEDS[n] for n in missing)}; "
+            f"trace '{subject.name}' has none"
+        )
+
+
+def _calibrate(
+    subject: Subject, composition: Composition, source: Subject | Trace | str | Path | None
+) -> tuple[Calibration | None, str | None]:
+    """What the composition learns, and from which trace; never from the evaluated one."""
+    if "calibration" not in composition.needs:
+        return None, None
+    if source is None and subject.name == "demo":
+        source = BUNDLED_CALIBRATION
+    if source is None:
+        raise UserError(
+            f"policy '{composition.name}' learns from a calibration trace: "
+            "give one with calibration=NAME|DIR, recorded on other prompts"
+        )
+    other = Subject.of(source)
+    if other.hash == subject.hash:
+        raise UserError(
+            f"policy '{composition.name}' would learn from the trace that it is judged on: "
+            "give another one with calibration=NAME|DIR"
+        )
+    if not np.array_equal(other.steps.num_experts, subject.steps.num_experts):
+        raise UserError(
+            f"calibration trace '{other.name}' has other layers or experts than '{subject.name}'"
+        )
+    return Calibration.from_steps(other.steps), other.name
+
+
+def _rows_of_groups(steps: Steps, batch_size: int) -> dict[int, int]:
+    """Rows in each group of `batch(steps, batch_size)`; the last may be smaller."""
+    requests = np.unique(steps.request)
+    if batch_size == 1:
+        return {int(request): 1 for request in requests}
+    groups = -(-requests.size // batch_size)
+    return {g: min(batch_size, requests.size - g * batch_size) for g in range(groups)}
+
+
+def _costs(
+    subject: Subject, profile: Profile, runtime: Runtime, geometry: str | None
+) -> CostTables:
+    steps = subject.steps
+    return build_costs(
+        subject.geometry,
+        steps.tokens,
+        steps.context,
+        int(steps.tokens.max(initial=1)),
+        profile,
+        runtime,
+        None if geometry is None else model_geometry(geometry),
+    )
+
+
+def _reference_metrics(
+    subject: Subject,
+    costs: CostTables,
+    budget: Budget,
+    settings: Settings,
+    rows: Mapping[int, int],
+) -> dict[str, float | None]:
+    """TPOT of the references, and hit rates of the oracles."""
+    steps = subject.steps
+    times = references(steps, costs)
+    found = {
+        "ideal_tpot_ns": m.tpot_ns(times.ideal_ns, steps, rows),
+        "all_resident_tpot_ns": m.tpot_ns(times.all_resident_ns, steps, rows),
+        "bound_relaxed_tpot_ns": m.tpot_ns(times.bound_relaxed_ns, steps, rows),
+    }
+    if "order" in subject.lacks:
+        return found
+    key = (subject.hash, settings.batch_size, settings.lifecycle, settings.staging)
+    found.update(_oracle_metrics(_Oracles(key, steps, costs, budget, settings, rows)))
+    return found

@@ -1,0 +1,474 @@
+"""The driver: one loop over forwards and layer-steps, compiled or in Python.
+
+The same source runs both ways. Compiled, the parts of a policy arrive as function pointers; with a
+part in plain Python, the loop itself runs in Python and everything around that part stays compiled.
+Results are equal to the nanosecond and the byte.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from oled._jit import njit
+from oled.policies import interface
+from oled.policies.decide import (
+    admit,
+    arrange,
+    fit_capacity,
+    judge,
+    remember,
+    serve_one_by_one,
+    touch,
+)
+from oled.policies.interface import (
+    ABSENT,
+    DROPPED,
+    IN_FLIGHT,
+    LANDED,
+    N_EVICTED,
+    N_EVICTED_ACTIVE,
+    NOT_STAGED,
+    ON_CPU,
+    ON_GPU,
+    PREFETCHED,
+    RESIDENT,
+    TRANSFER,
+    TRANSFERRED,
+    At,
+    Cache,
+    Costs,
+    Plan,
+    Queue,
+    Side,
+    Step,
+)
+from oled.sim.clock import clear_layer, run_layer, run_layer_serially, run_until
+from oled.sim.lanes import (
+    GPU,
+    GPU_UNTIL,
+    IDLE,
+    LATE,
+    LINK_WHAT,
+    LOG_DENSE,
+    LOG_HEAD,
+    LOG_POLICY,
+    LOG_QUEUE,
+    LOG_RESIDENTS,
+    NOW,
+    P_CHUNKS,
+    POLICY_STALL,
+    USEFUL,
+    WASTED,
+    Lanes,
+    note,
+)
+
+# Columns of Tally.by_phase
+(
+    ACCESSES,
+    HITS,
+    TOKEN_ACCESSES,
+    TOKEN_HITS,
+    BYTES_ACCESSED,
+    BYTES_HIT,
+    ATTAINABLE,
+    SLOTS,
+    TRANSFERS,
+    LATE_MISSES,
+    CPU_MISSES,
+    CPU_RESIDENTS,
+    DROPPED_MISSES,
+    MOVED_BYTES,
+    USEFUL_BYTES,
+    WASTED_BYTES,
+    LATE_BYTES,
+    TRANSFERRED_BEFORE,
+    REUSED,
+    STALL_COPY,
+    STALL_CPU,
+    STALL_POLICY,
+    BUSY_GPU,
+    BUSY_H2D,
+    BUSY_D2H,
+    BUSY_CPU,
+    LAYER_STEPS,
+    FORWARDS,
+    TIME,
+    COLUMNS,
+) = range(30)
+
+# Columns of Tally.by_layer
+L_ACCESSES, L_HITS, L_TRANSFERS, L_CPU, L_SLOTS, L_STEPS, L_TIME, L_COLUMNS = range(8)
+
+PREFILL = 0  # oled.trace.schema.Phase.PREFILL
+
+# Options.prefill
+PREFILL_POLICY, PREFILL_STREAM, PREFILL_BYPASS = 0, 1, 2
+
+
+class Workload(NamedTuple):
+    """The routing to replay: `oled.trace.steps.Steps` as plain arrays. F forwards, S layer-steps."""
+
+    request: NDArray[np.int64]  # [F] 0.. consecutive
+    phase: NDArray[np.int64]
+    block: NDArray[np.int64]
+    denoising_step: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    step_offsets: NDArray[np.int64]  # [F + 1]
+    layer: NDArray[np.int64]  # [S]
+    offsets: NDArray[np.int64]  # [S + 1]
+    expert: NDArray[np.uint16]  # [N]
+    count: NDArray[np.int32]
+    mass: NDArray[np.float32]  # [N, 4]
+    last_token: NDArray[np.int32]
+    next_use: NDArray[np.int64]  # [N] or [0]
+    scores: NDArray[np.float32]  # [S, E] or [0, 0]
+    head_ns: NDArray[np.int64]  # [F]
+    dense_ns: NDArray[np.int64]  # [F]
+
+
+class Options(NamedTuple):
+    admission: int  # interface.Admission
+    by_mention: bool  # sequential admission in the order of mention
+    overshoot: bool  # accounting replay: unbounded staging
+    pooled: bool  # one byte budget for all layers
+    staging: int
+    persistent: bool
+    prefill: int  # PREFILL_*
+    overlap: bool  # False: a blocking runtime
+    writes_back: bool  # evicted experts are copied to the host (blocking runtime only)
+    log_from: int  # first forward of the timeline
+    log_to: int  # one past the last
+
+
+class Start(NamedTuple):
+    """What a request (or the run) begins with."""
+
+    resident: NDArray[np.uint8]  # [L, E]
+    capacity: NDArray[np.int64]  # [L]
+
+
+class Tally(NamedTuple):
+    by_phase: NDArray[np.int64]  # [requests, phases, COLUMNS]
+    by_layer: NDArray[np.int64]  # [L, L_COLUMNS]
+    begin_ns: NDArray[np.int64]  # [F]
+    end_ns: NDArray[np.int64]  # [F]
+    plans: NDArray[np.uint8]  # [N] state | place << 2 | stays << 4; [0] if not wanted
+    orders: NDArray[np.int32]  # [N] place in the transfer order, -1 if none; [0] if not wanted
+
+
+@njit
+def reset(cache: Cache, start: Start, lanes: Lanes, queue: Queue) -> None:
+    """Begin afresh: initial residents, scores from the prior, nothing on its way."""
+    layers, experts = cache.resident.shape
+    cache.total[0] = 0
+    cache.total[2] = 0
+    for layer in range(layers):
+        cache.capacity[layer] = start.capacity[layer]
+        cache.used[layer] = 0
+        for expert in range(experts):
+            if cache.fresh[layer, expert] & PREFETCHED:
+                lanes.moved[WASTED] += cache.expert_bytes[layer]
+            cache.fresh[layer, expert] = 0
+            cache.staged[layer, expert] = NOT_STAGED
+            cache.score[layer, expert] = cache.prior[layer, expert]
+            cache.stamp[layer, expert] = -1 - expert
+            cache.resident[layer, expert] = start.resident[layer, expert]
+            if start.resident[layer, expert] != 0:
+                cache.used[layer] += 1
+                cache.total[0] += cache.expert_bytes[layer]
+    queue.span[:] = 0
+    lanes.t[LINK_WHAT] = IDLE
+    lanes.paused[P_CHUNKS] = 0
+
+
+@njit
+def propose(step: Step, cache: Cache, plan: Plan, options: Options) -> bool:
+    """Whether the policy decides this layer-step: prefill may be streamed or bypassed instead."""
+    judge(step, cache, plan)
+    return step.phase != PREFILL or options.prefill == PREFILL_POLICY
+
+
+@njit
+def settle(step: Step, cache: Cache, plan: Plan, options: Options, decided: bool) -> None:
+    """Who stays, in which order transfers go."""
+    if decided and options.admission == 2:
+        serve_one_by_one(step, cache, plan, options.by_mention)
+    elif decided and options.admission != 3:
+        admit(step, cache, plan, options.admission == 0, options.overshoot, options.pooled)
+    arrange(step, plan)
+
+
+@njit
+def slots_now(step: Step, cache: Cache, options: Options) -> int:
+    """Slots that a copy for this layer may take before anything is evicted."""
+    if options.overshoot:
+        return 1 << 30
+    if options.pooled:
+        room = (cache.total[1] - cache.total[0]) // cache.expert_bytes[step.layer]
+    else:
+        room = cache.capacity[step.layer] - cache.used[step.layer]
+    return room + options.staging - cache.total[2]
+
+
+@njit
+def book_evicted(cache: Cache, plan: Plan, lanes: Lanes) -> None:
+    """An expert fetched ahead that leaves before its first use was fetched in vain."""
+    for j in range(plan.count[N_EVICTED]):
+        layer = plan.evicted[j] // cache.resident.shape[1]
+        expert = plan.evicted[j] % cache.resident.shape[1]
+        if cache.fresh[layer, expert] & PREFETCHED:
+            lanes.moved[WASTED] += cache.expert_bytes[layer]
+            cache.fresh[layer, expert] &= TRANSFERRED
+
+
+@njit
+def fit_capacities(cache: Cache, plan: Plan, lanes: Lanes) -> None:
+    """After an allocation: layers whose capacity was cut lose their lowest residents at once."""
+    plan.count[N_EVICTED] = 0
+    for layer in range(cache.capacity.size):
+        fit_capacity(layer, cache, plan)
+    book_evicted(cache, plan, lanes)
+
+
+@njit
+def count_step(
+    step: Step, cache: Cache, plan: Plan, lanes: Lanes, options: Options, tally: Tally, request: int
+) -> None:
+    """Book a decided layer-step; before the clock runs it."""
+    row = tally.by_phase[request, step.phase]
+    per_layer = tally.by_layer[step.layer]
+    layer, size = step.layer, cache.expert_bytes[step.layer]
+    active = step.expert.size
+    for expert in range(cache.num_experts[layer]):
+        if cache.fresh[layer, expert] & TRANSFERRED:
+            row[TRANSFERRED_BEFORE] += 1
+    hits, misses_cpu, transfers = 0, 0, 0
+    for i in range(active):
+        expert, state, place = step.expert[i], plan.state[i], plan.place[i]
+        tokens = step.count[i]
+        row[TOKEN_ACCESSES] += tokens
+        if cache.fresh[layer, expert] & TRANSFERRED:
+            row[REUSED] += 1
+        hit = state == RESIDENT or (state == LANDED and place != ON_CPU)
+        if hit:
+            hits += 1
+            row[TOKEN_HITS] += tokens
+            if state == LANDED or cache.fresh[layer, expert] & PREFETCHED:
+                lanes.moved[USEFUL] += size
+                cache.fresh[layer, expert] &= TRANSFERRED
+            if place == ON_CPU:
+                row[CPU_RESIDENTS] += 1
+        elif place == TRANSFER:
+            transfers += 1
+        elif place == ON_CPU:
+            misses_cpu += 1
+        elif place == DROPPED:
+            row[DROPPED_MISSES] += 1
+        elif state == IN_FLIGHT:
+            row[LATE_MISSES] += 1
+            lanes.moved[LATE] += size
+    for expert in range(cache.num_experts[layer]):
+        cache.fresh[layer, expert] &= PREFETCHED
+    for i in range(active):
+        if plan.place[i] == TRANSFER:
+            cache.fresh[layer, step.expert[i]] |= TRANSFERRED
+    book_evicted(cache, plan, lanes)
+    slots = cache.capacity[layer]
+    row[ACCESSES] += active
+    row[HITS] += hits
+    row[BYTES_ACCESSED] += active * size
+    row[BYTES_HIT] += hits * size
+    row[ATTAINABLE] += min(active, slots)
+    row[SLOTS] += slots
+    row[TRANSFERS] += transfers
+    row[CPU_MISSES] += misses_cpu
+    row[LAYER_STEPS] += 1
+    per_layer[L_ACCESSES] += active
+    per_layer[L_HITS] += hits
+    per_layer[L_TRANSFERS] += transfers
+    per_layer[L_CPU] += misses_cpu
+    per_layer[L_SLOTS] += slots
+    per_layer[L_STEPS] += 1
+
+
+@njit
+def write_plan(step: Step, plan: Plan, tally: Tally, first: int) -> None:
+    if tally.plans.size == 0:
+        return
+    for i in range(step.expert.size):
+        tally.plans[first + i] = plan.state[i] | plan.place[i] << 2 | plan.stays[i] << 4
+        tally.orders[first + i] = -1
+    for j in range(plan.count[0]):
+        tally.orders[first + plan.order[j]] = j
+
+
+@njit
+def book_lanes(
+    lanes: Lanes, before: NDArray[np.int64], row: NDArray[np.int64], elapsed: int
+) -> None:
+    """Add what the lanes did since `before` (and remember the new state there)."""
+    for j in range(3):
+        row[STALL_COPY + j] += lanes.stall[j] - before[j]
+        before[j] = lanes.stall[j]
+    for j in range(4):
+        row[BUSY_GPU + j] += lanes.busy[j] - before[3 + j]
+        before[3 + j] = lanes.busy[j]
+        row[MOVED_BYTES + j] += lanes.moved[j] - before[7 + j]
+        before[7 + j] = lanes.moved[j]
+    row[FORWARDS] += 1
+    row[TIME] += elapsed
+
+
+def replay(
+    observe: Callable[..., None],
+    watch: Callable[..., None],
+    allocate: Callable[..., None],
+    dispatch: Callable[..., None],
+    ask: Callable[..., None],
+    params: tuple[NDArray[np.float64], ...],
+    memory: tuple[NDArray[np.float64], ...],
+    learned: tuple[bool, ...],
+    work: Workload,
+    cache: Cache,
+    start: Start,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    lanes: Lanes,
+    options: Options,
+    tally: Tally,
+) -> None:
+    """Replay `work`. `params`, `memory` and `learned` belong to retention, allocation, dispatch and
+    prefetch, in this order; memory that is not learned is cleared with each request.
+    """
+    last_request = -1
+    before = np.zeros(11, np.int64)
+    for forward in range(work.request.size):
+        request, phase = work.request[forward], work.phase[forward]
+        first = request != last_request
+        if first and (last_request < 0 or not options.persistent):
+            reset(cache, start, lanes, queue)
+            for j in range(4):
+                if last_request < 0 or not learned[j]:
+                    memory[j][:] = 0.0
+        last_request = request
+        lanes.logged[1] = options.log_from <= forward < options.log_to
+        begin = lanes.t[NOW]
+        at = At(forward, phase, work.block[forward], work.denoising_step[forward], int(first))
+        allocate(at, cache, memory[1], params[1])
+        if not options.pooled:
+            fit_capacities(cache, plan, lanes)
+        for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
+            lo, hi = work.offsets[index], work.offsets[index + 1]
+            layer = work.layer[index]
+            row = index if work.scores.shape[0] > 0 else 0
+            next_lo, next_hi = (lo, hi) if work.next_use.size > 0 else (0, 0)
+            step = Step(
+                index,
+                forward,
+                layer,
+                phase,
+                work.block[forward],
+                work.denoising_step[forward],
+                work.tokens[forward],
+                index + 1,
+                work.expert[lo:hi],
+                work.count[lo:hi],
+                work.mass[lo:hi],
+                work.last_token[lo:hi],
+                work.next_use[next_lo:next_hi],
+                work.scores[row],
+            )
+            layer_begin = lanes.t[NOW]
+            dense_end = layer_begin + work.dense_ns[forward]
+            lanes.busy[GPU] += work.dense_ns[forward]
+            note(lanes, LOG_DENSE, layer_begin, dense_end, forward, layer, step.tokens)
+            run_until(
+                lanes, dense_end, forward, index - 1, -1, cache, costs, queue, options.staging
+            )
+
+            decided = propose(step, cache, plan, options)
+            slots = slots_now(step, cache, options)
+            if decided:
+                watch(step, cache, memory[1], params[1])
+                if options.admission == 2:
+                    remember(step, cache)
+            touch(step, cache)
+            if options.prefill != PREFILL_BYPASS or phase != PREFILL:
+                observe(step, cache, memory[0], params[0])
+            if decided and options.admission != 2:
+                dispatch(step, cache, costs, plan, memory[2], params[2])
+            settle(step, cache, plan, options, decided)
+            slots += plan.count[N_EVICTED] - plan.count[N_EVICTED_ACTIVE]
+            count_step(step, cache, plan, lanes, options, tally, request)
+            write_plan(step, plan, tally, lo)
+            if decided:
+                ask(step, cache, costs, plan, side, queue, memory[3], params[3])
+                if costs.policy_ns > 0:
+                    now = lanes.t[NOW]
+                    lanes.stall[POLICY_STALL] += costs.policy_ns
+                    note(lanes, LOG_POLICY, now, now + costs.policy_ns, forward, layer, 0)
+                    run_until(
+                        lanes,
+                        now + costs.policy_ns,
+                        forward,
+                        index,
+                        layer,
+                        cache,
+                        costs,
+                        queue,
+                        options.staging,
+                    )
+            if options.overlap:
+                run_layer(lanes, step, plan, cache, costs, queue, options.staging, slots)
+            else:
+                run_layer_serially(lanes, step, plan, cache, costs, options.writes_back)
+            clear_layer(lanes, step, plan, cache)
+            now = lanes.t[NOW]
+            note(lanes, LOG_RESIDENTS, now, now, forward, layer, cache.used[layer])
+            waiting = queue.span[1] - queue.span[0]
+            note(lanes, LOG_QUEUE, now, now, forward, layer, waiting)
+            tally.by_layer[layer, L_TIME] += now - layer_begin
+        head_end = lanes.t[NOW] + work.head_ns[forward]
+        lanes.busy[GPU] += work.head_ns[forward]
+        note(lanes, LOG_HEAD, lanes.t[NOW], head_end, forward, -1, 0)
+        routed = work.step_offsets[forward + 1] - 1
+        run_until(lanes, head_end, forward, routed, -1, cache, costs, queue, options.staging)
+        tally.begin_ns[forward], tally.end_ns[forward] = begin, lanes.t[NOW]
+        book_lanes(lanes, before, tally.by_phase[request, phase], lanes.t[NOW] - begin)
+
+
+@functools.cache
+def compiled_replay(signature: tuple[Any, ...]) -> Callable[..., None]:
+    """Machine code of `replay` for data arguments of these numba types; cached on disk."""
+    pointers = tuple(
+        types.FunctionType(sig)
+        for sig in (
+            interface.OBSERVE,
+            interface.WATCH,
+            interface.ALLOCATE,
+            interface.DISPATCH,
+            interface.ASK,
+        )
+    )
+    compiled: Callable[..., None] = njit(types.void(*pointers, *signature))(replay)
+    return compiled
+
+
+def run(parts: tuple[Any, ...], *data: Any) -> None:
+    """Replay with five part functions: compiled when all are kernels, else the loop in Python."""
+    if all(isinstance(part, interface.Kernel) for part in parts):
+        signature = tuple(numba.typeof(argument) for argument in data)
+        compiled_replay(signature)(*(part.compiled() for part in parts), *data)
+        return
+    functions = (p.compiled() if isinstance(p, interface.Kernel) else p for p in parts)
+    replay(*functions, *data)

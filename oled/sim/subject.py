@@ -1,0 +1,51 @@
+"""A trace made ready for replay."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from oled.paths import trace_path
+from oled.trace import Trace, batch, build_steps, load
+from oled.trace.schema import ConfidenceKind, Geometry
+from oled.trace.steps import Steps
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """A trace made ready for replay; build it once and pass it to many calls of `simulate`."""
+
+    name: str
+    hash: str
+    geometry: Geometry
+    steps: Steps
+    lacks: frozenset[str]  # keys of NEEDS that the trace cannot serve
+
+    @classmethod
+    def of(cls, trace: Subject | Trace | str | Path) -> Subject:
+        """From a loaded trace, the folder of one, or the name of a bundled one."""
+        if isinstance(trace, Subject):
+            return trace
+        if not isinstance(trace, Trace):
+            trace = load(trace_path(trace))
+        steps = build_steps(trace)
+        name = trace.path.name if trace.path is not None else "memory"
+        return cls(name, trace.hash, trace.geometry, steps, _lacks(trace, steps))
+
+    def batched(self, rows: int) -> Subject:
+        return dataclasses.replace(self, steps=batch(self.steps, rows))
+
+
+def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:
+    lacks = set(trace.manifest.lacks)
+    if trace.manifest.confidence_kind is ConfidenceKind.NONE:
+        lacks.add("confidence")
+    if not trace.manifest.ordered:
+        lacks.add("order")
+    if steps.scores is None:
+        lacks.add("scores")
+    if steps.pred_offsets is None:
+        lacks.add("predictions")
+    if (steps.block < 0).all():
+        lacks.add("blocks")
+    return frozenset(lacks)
