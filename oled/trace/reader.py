@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +58,45 @@ def load(path: str | Path, *, allow_partial: bool = False, verify: bool = False)
     for table in REQUIRED_TABLES:
         if table not in present:
             raise TraceError(f"{folder}: there is no closed part of '{table}'; record again")
-    forwards = _forwards(folder, manifest)
-    tokens = read_columns(folder, manifest, TOKENS, [name for name, _ in TOKEN_COLUMNS])
-    if len(tokens["position"]) != forwards.token_offsets[-1]:
+    columns = {
+        FORWARDS: read_columns(folder, manifest, FORWARDS),
+        TOKENS: read_columns(folder, manifest, TOKENS),
+        ROUTING: read_columns(folder, manifest, ROUTING),
+    }
+    if SCORES in present:
+        columns[SCORES] = read_columns(folder, manifest, SCORES)
+    said = _read_predictions(folder, manifest) if PREDICTIONS in present else None
+    return assemble(folder, manifest, trace_hash(manifest), columns, said)
+
+
+def assemble(
+    path: Path,
+    manifest: Manifest,
+    digest: str,
+    columns: Mapping[str, Columns],
+    predictions: pa.Table | None,
+) -> Trace:
+    """A trace from the columns of its tables."""
+    forwards, tokens = columns[FORWARDS], columns[TOKENS]
+    offsets = np.zeros(len(forwards["tokens"]) + 1, dtype=np.int64)
+    np.cumsum(forwards["tokens"], out=offsets[1:])
+    if len(tokens["position"]) != offsets[-1]:
         raise TraceError(
-            f"{folder}: {len(tokens['position'])} token rows, but the forwards add up to "
-            f"{forwards.token_offsets[-1]}; run `oled check` on it"
+            f"{path}: {len(tokens['position'])} token rows, but the forwards add up to "
+            f"{offsets[-1]}; run `oled check` on it"
         )
+    scores: dict[str, Any] | None = dict(columns[SCORES]) if SCORES in columns else None
     return Trace(
-        path=folder,
+        path=path,
         manifest=manifest,
-        hash=trace_hash(manifest),
-        forwards=forwards,
-        tokens=TokenTable(**tokens),
-        routing=RoutingTable(**read_columns(folder, manifest, ROUTING)),
-        predictions=_predictions(folder, manifest) if PREDICTIONS in present else None,
-        scores=_scores(folder, manifest) if SCORES in present else None,
+        hash=digest,
+        forwards=ForwardTable(
+            **{name: forwards[name] for name, _ in FORWARD_COLUMNS}, token_offsets=offsets
+        ),
+        tokens=TokenTable(**{name: tokens[name] for name, _ in TOKEN_COLUMNS}),
+        routing=RoutingTable(**columns[ROUTING]),
+        predictions=None if predictions is None else _predictions(predictions),
+        scores=None if scores is None else ScoreTable(**{"biased": None} | scores),
     )
 
 
@@ -141,7 +164,7 @@ def row_groups(
             raise TraceError(
                 f"{folder / part.file}: row group {group} is not readable ({error}); restore it"
             ) from None
-        yield {name: _to_numpy(data.column(name)) for name in data.column_names}, start
+        yield {name: to_numpy(data.column(name)) for name in data.column_names}, start
         start += data.num_rows
 
 
@@ -183,7 +206,8 @@ def _check_schema(folder: Path, parts: Sequence[Part], table: str, top_k: int) -
                 )
 
 
-def _to_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
+def to_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
+    """A column as [n] or, of fixed-size lists, [n, k]; maybe read-only."""
     data = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if pa.types.is_fixed_size_list(data.type):
         flat = data.flatten().to_numpy(zero_copy_only=True)
@@ -191,35 +215,25 @@ def _to_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
     return np.asarray(data.to_numpy(zero_copy_only=False))
 
 
-def _forwards(folder: Path, manifest: Manifest) -> ForwardTable:
-    columns = read_columns(folder, manifest, FORWARDS, [name for name, _ in FORWARD_COLUMNS])
-    offsets = np.zeros(len(columns["tokens"]) + 1, dtype=np.int64)
-    np.cumsum(columns["tokens"], out=offsets[1:])
-    return ForwardTable(**columns, token_offsets=offsets)
-
-
-def _scores(folder: Path, manifest: Manifest) -> ScoreTable:
-    columns = read_columns(folder, manifest, SCORES)
-    biased = columns.pop("biased", None)
-    return ScoreTable(**columns, biased=biased)
-
-
-def _predictions(folder: Path, manifest: Manifest) -> PredictionTable:
+def _read_predictions(folder: Path, manifest: Manifest) -> pa.Table:
     parts = [part for part in manifest.parts if part.table == PREDICTIONS]
     _check_schema(folder, parts, PREDICTIONS, manifest.geometry.top_k)
-    data = pa.concat_tables(open_part(folder, part).read() for part in parts).combine_chunks()
-    said = data.column("expert_ids").chunk(0)
+    return pa.concat_tables(open_part(folder, part).read() for part in parts)
+
+
+def _predictions(data: pa.Table) -> PredictionTable:
+    data = data.combine_chunks()
+    experts = data.column("expert_ids").chunk(0)
     names = data.column("predictor").unique().to_pylist()
     code = {name: index for index, name in enumerate(names)}
+    predictor = [code[name] for name in data.column("predictor").to_pylist()]
     return PredictionTable(
         forward=data.column("forward").to_numpy().copy(),
         layer=data.column("layer").to_numpy().copy(),
         target=data.column("target").to_numpy().copy(),
-        predictor=np.array(
-            [code[name] for name in data.column("predictor").to_pylist()], dtype=np.uint8
-        ),
-        offsets=said.offsets.to_numpy().astype(np.int64),
-        expert=said.flatten().to_numpy().copy(),
+        predictor=np.array(predictor, dtype=np.uint8),
+        offsets=experts.offsets.to_numpy().astype(np.int64),
+        expert=experts.flatten().to_numpy().copy(),
         score=data.column("scores").chunk(0).flatten().to_numpy().copy(),
         names=tuple(names),
     )

@@ -1,0 +1,228 @@
+"""The generative process behind `synthetic`: the made-up model and the text it decodes.
+
+Every token has a latent vector of D dimensions: what the request, its block and its position are
+about, and noise that drifts from forward to forward. Each MoE layer projects it to router logits
+and adds the experts' popularity and their liking for masked or decoded tokens. A masked token's
+content is visible only as far as it can be predicted already, that is by its confidence.
+
+Letters: L MoE layers, E experts, k top-k, B block length, D latent dimensions, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.trace.errors import TraceError
+from oled.trace.schema import Geometry, Prediction
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Parameters of the process; the defaults are the fit to LLaDA2.0-mini's figures at B 16."""
+
+    dimensions: int = 48
+    popularity: float = 0.791
+    visible_first: float = 0.316  # visibility of a sure masked token in the first MoE layer
+    visible_last: float = 0.421  # and in the last
+    noise: float = 0.22
+    drift_masked: float = 0.746
+    drift_power: float = 2.0
+    drift_decoded: float = 0.077
+    layer_spread: float = 0.161  # log-normal spread of the layers' factors
+    request: float = 0.178
+    block: float = 0.336
+    block_memory: float = 0.353  # AR(1) over blocks
+    position: float = 1.008
+    position_memory: float = 0.148  # AR(1) over positions
+    state: float = 0.198
+    confidence_base: float = 6.0
+    confidence_ease: float = 2.0
+    ease_memory: float = 0.5  # AR(1) over positions
+    confidence_left: float = 1.5  # times the root of masked positions to the left
+    confidence_noise: float = 0.3
+    confidence_decoded: float = 4.0
+    groups: int = 8
+    kept_groups: int = 4
+    weight_sum: float = 2.5
+    prediction_noise: float = 0.5  # of the next-gate predictor's logits
+
+
+LAYERED = Process(
+    popularity=1.027,
+    visible_first=0.4,
+    visible_last=0.55,
+    noise=0.25,
+    drift_decoded=0.1,
+    layer_spread=0.5,
+)
+"""Layers that differ strongly: where an allocation of slots to layers has something to gain."""
+
+
+class Model:
+    """The made-up model's fixed arrays, and its router."""
+
+    def __init__(self, geometry: Geometry, process: Process, rng: np.random.Generator) -> None:
+        experts = geometry.experts_per_layer[0]
+        if set(geometry.experts_per_layer) != {experts} or experts % process.groups:
+            raise TraceError(
+                f"synthetic: all layers need the same number of experts, a multiple of the "
+                f"{process.groups} groups"
+            )
+        layers = len(geometry.moe_layers)
+        depth = np.linspace(0.0, 1.0, layers)[:, None, None]  # λ
+        factor = np.exp(process.layer_spread * rng.standard_normal((2, layers, 1, 1)))
+        shape = (layers, process.dimensions, experts)
+        self.geometry = geometry
+        self.process = process
+        self.experts = experts
+        self.layers = np.array(geometry.moe_layers, dtype=np.uint16)
+        self.projection: Floats = (  # [L, D, E]
+            factor[0] * rng.standard_normal(shape) / np.sqrt(process.dimensions)
+        ).astype(np.float32)
+        popularity = rng.standard_normal((layers, 1, experts))
+        self.popularity: Floats = (  # [L, 1, E]; less 1, as the sigmoid's working point
+            process.popularity * factor[1] * popularity - 1.0
+        ).astype(np.float32)
+        liking = rng.standard_normal((2, layers, 1, experts))
+        self.liking: Floats = (  # [2, L, 1, E] for decoded and for masked tokens
+            process.state * (1.0 - depth / 2) * liking
+        ).astype(np.float32)
+        self.visibility: Floats = (  # [L, 1, 1] of a sure masked token
+            process.visible_first + (process.visible_last - process.visible_first) * depth
+        ).astype(np.float32)
+
+    def project(self, latents: Floats) -> Floats:
+        """Router logits of latents [T, D], before anything is added: [L, T, E]."""
+        logits: Floats = np.matmul(latents[None], self.projection)
+        return logits
+
+    def logits(self, shared: Floats, own: Floats, confidence: Doubles, masked: Mask) -> Floats:
+        """Router logits [L, T, E].
+
+        `shared` [T, D] is what does not depend on visibility, `own` [L, T, E] the projected
+        content of the tokens themselves.
+        """
+        visible = np.where(masked[:, None], self.visibility * confidence[:, None], 1.0)
+        liking = np.where(masked[:, None], self.liking[1], self.liking[0])
+        total: Floats = self.project(shared) + visible.astype(np.float32) * own
+        total += self.popularity + liking
+        return total
+
+    def route(self, logits: Floats) -> tuple[NDArray[np.uint16], Floats]:
+        """Grouped top-k of the sigmoid: ids and weights [L, T, k]."""
+        from oled.trace import kernels
+
+        rows = logits.shape[0] * logits.shape[1]
+        scores = (1.0 / (1.0 + np.exp(-logits))).reshape(rows, self.experts)
+        ids = np.empty((rows, self.geometry.top_k), dtype=np.uint16)
+        weights = np.empty((rows, self.geometry.top_k), dtype=np.float32)
+        kernels.select_experts(scores, self.process.groups, self.process.kept_groups, ids, weights)
+        weights *= self.process.weight_sum / weights.sum(axis=1, keepdims=True)
+        shape = (*logits.shape[:2], self.geometry.top_k)
+        return ids.reshape(shape), weights.reshape(shape)
+
+    def predict(
+        self, logits: Floats, horizons: int, rng: np.random.Generator
+    ) -> tuple[Prediction, ...]:
+        """What a noisy look at the later layers' routers says, 1 to `horizons` layers ahead."""
+        said = []
+        for ahead in range(1, min(horizons, len(self.layers) - 1) + 1):
+            later = logits[ahead:]
+            noise = self.process.prediction_noise * np.sqrt(ahead)
+            noisy = later + noise * rng.standard_normal(later.shape, dtype=np.float32)
+            ids, weights = self.route(noisy.astype(np.float32))
+            for layer in range(len(later)):
+                total = np.bincount(
+                    ids[layer].ravel(), weights=weights[layer].ravel(), minlength=self.experts
+                )
+                wanted = np.argsort(-total, kind="stable")[: np.count_nonzero(total)]
+                said.append(
+                    Prediction(
+                        "next_gate",
+                        int(self.layers[layer]),
+                        int(self.layers[layer + ahead]),
+                        wanted,
+                        total[wanted],
+                    )
+                )
+        return tuple(said)
+
+
+class Text:
+    """One request's latents, block after block."""
+
+    def __init__(self, process: Process, length: int, rng: np.random.Generator) -> None:
+        self._process = process
+        self._length = length
+        self._rng = rng
+        self._topic = process.request * rng.standard_normal(process.dimensions)
+        self._theme = rng.standard_normal(process.dimensions)
+        self._content = rng.standard_normal(process.dimensions)
+        self._ease = float(rng.standard_normal())
+
+    def next_block(self) -> Block:
+        """Draw what the next block is about."""
+        process, rng = self._process, self._rng
+        self._theme = self._autoregress(self._theme, process.block_memory)
+        contents, eases = [], []
+        for _ in range(self._length):
+            self._content = self._autoregress(self._content, process.position_memory)
+            fresh = np.sqrt(1.0 - process.ease_memory**2) * float(rng.standard_normal())
+            self._ease = process.ease_memory * self._ease + fresh
+            contents.append(self._content)
+            eases.append(self._ease)
+        return Block(
+            shared=self._topic + process.block * self._theme,
+            content=(process.position * np.array(contents)).astype(np.float32),
+            ease=np.array(eases),
+            noise=rng.standard_normal((self._length, process.dimensions)),
+        )
+
+    def _autoregress(self, latent: Doubles, memory: float) -> Doubles:
+        fresh = self._rng.standard_normal(self._process.dimensions)
+        moved: Doubles = memory * latent + np.sqrt(1.0 - memory**2) * fresh
+        return moved
+
+
+@dataclass(slots=True)
+class Block:
+    """The latents of a block's tokens; only the noise changes from forward to forward."""
+
+    shared: Doubles  # [D]
+    content: Floats  # [B, D]
+    ease: Doubles  # [B]
+    noise: Doubles  # [B, D]
+
+    def latents(self, process: Process) -> Floats:
+        """What is visible of every token whatever its state: [B, D]."""
+        return (self.shared + process.noise * self.noise).astype(np.float32)
+
+    def confidence(self, process: Process, masked: Mask, rng: np.random.Generator) -> Doubles:
+        """How sure the model is of each token: [B]."""
+        left: Ints = np.cumsum(masked) - masked  # masked positions to the left
+        logit: Doubles = (
+            process.confidence_base
+            + process.confidence_ease * self.ease
+            - process.confidence_left * np.sqrt(left)
+            + process.confidence_noise * rng.standard_normal(len(masked))
+            + process.confidence_decoded * ~masked
+        )
+        result: Doubles = 1.0 / (1.0 + np.exp(-logit))
+        return result
+
+    def drift(
+        self, process: Process, masked: Mask, confidence: Doubles, rng: np.random.Generator
+    ) -> None:
+        """Let the noise move on; unsure tokens move most."""
+        unsure = process.drift_masked * (1.0 - confidence) ** process.drift_power
+        speed = np.where(masked, unsure, process.drift_decoded)[:, None]
+        fresh = rng.standard_normal(self.noise.shape)
+        self.noise = np.sqrt(1.0 - speed**2) * self.noise + speed * fresh
