@@ -5,6 +5,7 @@ once per trace, into tables of integer nanoseconds. No torch here.
 """
 
 from oled.hardware.costs import CostTables, build_costs
+from oled.hardware.describe import crossover, describe
 from oled.hardware.profile import Profile, list_profiles, load_profile
 from oled.hardware.quantity import Quantity
 from oled.hardware.runtime import Runtime, list_runtimes, load_runtime
@@ -15,6 +16,8 @@ __all__ = [
     "Quantity",
     "Runtime",
     "build_costs",
+    "crossover",
+    "describe",
     "list_profiles",
     "list_runtimes",
     "load_profile",

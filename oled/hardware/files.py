@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from oled.errors import UserError, nearest
-from oled.hardware.quantity import Dimension, Quantity
+from oled.hardware.quantity import UNITS, Dimension, Quantity
 from oled.paths import conf_dir
 
 
@@ -59,7 +59,8 @@ def parse_quantity(data: Any, where: str, dimension: Dimension) -> Quantity:
     except UserError as error:
         raise UserError(f"{where} {error}") from error
     if quantity.dimension is not dimension:
+        units = [unit for unit, (kind, _) in UNITS.items() if kind is dimension]
         raise UserError(
-            f"{where} is in {quantity.unit}, a {quantity.dimension}; it must be a {dimension}"
+            f"{where} is {quantity.value:g} in unit '{quantity.unit}'; use {' or '.join(units)}"
         )
     return quantity

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.hardware.profile import Profile
-from oled.hardware.shape import FLASH_LAYER_BYTES, MINI_LAYER_BYTES, DenseShape, ExpertShape
+from oled.hardware.shape import ExpertShape
+from oled.models.catalogue import ModelGeometry, model_geometry
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -28,22 +29,34 @@ GROUP_TOKENS = 2048
 ATTENTION_KEYS = 4096
 """Keys up to which [LLMS] measured the attention of a 16-token block."""
 
+_MINI = model_geometry("llada2_mini")
+_FLASH = model_geometry("llada2_flash")
 _REFERENCE_KEYS = 768 + 16  # middle of the 512-1024 cached tokens of dense_layer_*, and its queries
-_REFERENCE_KV_BYTES = 2 * 4 * 128 * 2  # K and V of 4 heads of 128 in bf16: mini and flash alike
-_REFERENCE_HEAD_PARAMS = 157184 * 2048  # lm_head of LLaDA2.0-mini
 _SECONDS = 1e9
 
 
-def gpu_group(profile: Profile, expert: ExpertShape, tokens: Ints, active: Ints) -> Floats:
-    """One launch group beyond its `moe_t0`: weights of `active` experts for `tokens` tokens.
+def moe_layer_params(model: ModelGeometry) -> int:
+    """Weights of a MoE layer without its routed experts: attention, router, shared experts."""
+    beside = model.num_experts + 3 * model.shared_intermediate_size
+    return model.attention_params + model.hidden_size * beside
 
-    Every token carries top_k (token, expert) pairs. Returns: float64[tokens, active].
+
+DENSE_PARAMS = (moe_layer_params(_MINI), moe_layer_params(_FLASH))
+"""Weights of the layers that `dense_layer_mini` and `dense_layer_flash` were derived for."""
+
+
+def gpu_group(profile: Profile, expert: ExpertShape, tokens: Ints, active: Ints) -> Floats:
+    """One launch group: `moe_t0`, then the weights of `active` experts for `tokens` tokens.
+
+    Every token carries top_k (token, expert) pairs. A launch takes at least 1 ns.
+    Returns: float64[tokens, active].
     """
     read = active * expert.bytes / profile.moe_eff.base * _SECONDS
     rate = profile.bf16_peak.base * profile.moe_gemm_share.base
     arithmetic = tokens * expert.top_k * expert.flops / rate * _SECONDS
     p = OVERLAP_POWER
-    return np.asarray((read[None, :] ** p + arithmetic[:, None] ** p) ** (1 / p))
+    work = (read[None, :] ** p + arithmetic[:, None] ** p) ** (1 / p)
+    return np.asarray(max(1.0, profile.moe_t0.base) + work)
 
 
 def cpu_expert(profile: Profile, expert: ExpertShape, tokens: Ints, tuned: bool) -> Floats:
@@ -63,8 +76,37 @@ def cpu_expert(profile: Profile, expert: ExpertShape, tokens: Ints, tuned: bool)
     return np.asarray(np.maximum(read, padded * expert.flops / gemm.base) * _SECONDS)
 
 
+def copy(profile: Profile, size: int, pinned: bool, inward: bool = True) -> float:
+    """One expert as one contiguous copy behind another, to the GPU (`inward`) or back.
+
+    Latency and bytes at the link's rate, never less than the host call. A pageable copy blocks its
+    caller, so it is never behind another: it has the isolated latency and its own on top.
+    """
+    if pinned:
+        latency = profile.copy_queued.base
+        rate = profile.h2d_pinned if inward else profile.d2h_pinned
+    else:
+        latency = profile.copy_isolated.base + profile.copy_pageable.base
+        rate = profile.h2d_pageable if inward else profile.d2h_pageable
+    return max(profile.memcpy_host_call.base, latency + size / rate.base * _SECONDS)
+
+
+def copy_wake(profile: Profile, pinned: bool) -> float:
+    """What a copy on an idle link costs on top of one behind another."""
+    return max(0.0, profile.copy_isolated.base - profile.copy_queued.base) if pinned else 0.0
+
+
+def crossing(profile: Profile, size: Ints, inward: bool) -> Floats:
+    """Activations of `size` bytes between GPU and host: half the fixed round trip, and the bytes.
+
+    Returns: float64[size].
+    """
+    rate = profile.h2d_pinned if inward else profile.d2h_pinned
+    return np.asarray(profile.act_roundtrip.base / 2 + size / rate.base * _SECONDS)
+
+
 def dense_layer(
-    profile: Profile, shape: DenseShape, params: int, tokens: Ints, context: Ints
+    profile: Profile, model: ModelGeometry, params: int, tokens: Ints, context: Ints
 ) -> Floats:
     """A layer without its routed experts, for forwards of `tokens` over `context` cached tokens.
 
@@ -72,48 +114,45 @@ def dense_layer(
     attention over 784 keys taken out of the constant and put back for this forward's own keys
     (`attention_key` [LLMS]: linear from 256 to 4096 keys; the slope is assumed to grow with the KV
     bytes of a key). Weights and attention cost their arithmetic at `bf16_peak` where that is more,
-    which makes long prefills expensive. Small kernels stay at their 16-token cost.
+    which makes long prefills expensive. Small kernels stay at their 16-token cost. Weights are
+    bf16.
 
     Args: params: weights of the layer's dense part. Returns: float64[forwards].
     """
-    per_byte = (profile.dense_layer_flash.base - profile.dense_layer_mini.base) / (
-        FLASH_LAYER_BYTES - MINI_LAYER_BYTES
-    )
-    constant = (
-        profile.dense_layer_mini.base
-        - per_byte * MINI_LAYER_BYTES
-        - profile.attention_key.base * _REFERENCE_KEYS
-    )
+    mini, flash = profile.dense_layer_mini.base, profile.dense_layer_flash.base
+    per_param = (flash - mini) / (DENSE_PARAMS[1] - DENSE_PARAMS[0])
+    per_key = profile.attention_key.base
+    constant = max(0.0, mini - per_param * DENSE_PARAMS[0] - per_key * _REFERENCE_KEYS)
     flops_per_ns = profile.bf16_peak.base / _SECONDS
-    weights = np.maximum(
-        2 * params * per_byte,  # bf16: the points of the line are too
-        2 * params * tokens / flops_per_ns,
-    )
+
+    weights = np.maximum(params * per_param, 2 * params * tokens / flops_per_ns)
     keys = context + tokens
-    attention = np.maximum(
-        profile.attention_key.base * shape.kv_bytes / _REFERENCE_KV_BYTES * keys,
-        4 * shape.attention_width * tokens * keys / flops_per_ns,
-    )
-    return np.asarray(max(0.0, constant) + weights + attention)
+    kv_ratio = _kv_bytes(model) / _kv_bytes(_MINI)
+    pair_flops = 4 * model.num_heads * model.head_dim  # scores and weighted values
+    attention = np.maximum(per_key * kv_ratio * keys, pair_flops * tokens * keys / flops_per_ns)
+    return np.asarray(constant + weights + attention)
 
 
-def head(profile: Profile, shape: DenseShape, tokens: Ints, context: Ints) -> Floats:
+def _kv_bytes(model: ModelGeometry) -> float:
+    return model.kv_bytes_per_token / model.num_layers
+
+
+def head(profile: Profile, model: ModelGeometry, tokens: Ints, context: Ints) -> Floats:
     """All of a forward outside its MoE layers: embedding, dense layers, final norm, lm_head.
 
     lm_head by bytes (vocabulary x hidden) against the mini's, or by arithmetic: logits are computed
     for every token of the forward. Embedding and norm are one small kernel each.
     Returns: float64[forwards].
     """
-    params = shape.vocabulary * shape.hidden
+    params = model.vocab_size * model.hidden_size
     logits = np.maximum(
-        profile.lm_head_mini.base * params / _REFERENCE_HEAD_PARAMS,
+        profile.lm_head_mini.base * params / (_MINI.vocab_size * _MINI.hidden_size),
         2 * params * tokens / profile.bf16_peak.base * _SECONDS,
     )
-    total = logits + 2 * profile.elementwise.base
-    if shape.dense_layers:
-        layer = dense_layer(profile, shape, shape.dense_layer_params, tokens, context)
-        total = total + shape.dense_layers * layer
-    return np.asarray(total)
+    feed_forward = 3 * model.hidden_size * model.dense_intermediate_size
+    dense_params = model.attention_params + feed_forward
+    layer = dense_layer(profile, model, dense_params, tokens, context)
+    return np.asarray(logits + 2 * profile.elementwise.base + model.dense_layers * layer)
 
 
 def contention(profile: Profile, tuned: bool, pinned: bool) -> float:
@@ -123,7 +162,9 @@ def contention(profile: Profile, tuned: bool, pinned: bool) -> float:
     more than once.
     """
     cpu = (profile.cpu_expert_tuned if tuned else profile.cpu_expert_torch).base
-    link = profile.h2d_pinned.base if pinned else profile.h2d_pageable.base
-    if not pinned:
-        link *= profile.pageable_dram_passes.base
+    link = (
+        profile.h2d_pinned.base
+        if pinned
+        else profile.h2d_pageable.base * profile.pageable_dram_passes.base
+    )
     return min(1.0, profile.dram_share.base * profile.cpu_stream.base / (cpu + link))

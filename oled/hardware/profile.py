@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Self, get_origin, get_type_hints
 
+from oled.errors import UserError, nearest
 from oled.hardware.files import check_keys, parse_quantity, read_named, shipped
 from oled.hardware.quantity import Bound, Dimension, Quantity
 from oled.hardware.tables import MeasuredTable
@@ -23,6 +24,9 @@ Rate = Annotated[Quantity, Dimension.RATE]
 Arithmetic = Annotated[Quantity, Dimension.ARITHMETIC]
 Ratio = Annotated[Quantity, Dimension.RATIO]
 Count = Annotated[Quantity, Dimension.COUNT]
+
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,17 @@ class Profile:
     # measured tables, used where the expert's shape is theirs
     gpu_tables: tuple[MeasuredTable, ...] = ()
     cpu_tables: tuple[MeasuredTable, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise UserError(
+                f"hardware '{self.name}': dtype '{self.dtype}'; {nearest(self.dtype, DTYPE_BYTES)}"
+            )
+        for name, quantity in self.quantities().items():
+            if quantity.low == 0 and quantity.dimension is not Dimension.TIME:
+                raise UserError(
+                    f"hardware '{self.name}': {name} has low 0 {quantity.unit}; nothing would end"
+                )
 
     def quantities(self) -> dict[str, Quantity]:
         """All numbers by name, tables apart."""

@@ -1,8 +1,8 @@
-"""Measured times on a grid of tokens (and active experts): interpolation, marked extrapolation."""
+"""Measured times on a grid of tokens (and active experts): interpolation and extrapolation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -11,9 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
+from oled.hardware.files import check_keys
 from oled.hardware.quantity import UNITS, Bound, Dimension, Tag
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Formula = Callable[[Ints, Ints], Floats]
+"""Times, float64[tokens, active], for arrays of tokens and of active experts."""
+
 _KEYS = ("expert_bytes", "top_k", "tokens", "active", "time")
+_TIME_KEYS = ("value", "low", "high", "unit", "tag", "source")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,12 +32,12 @@ class MeasuredTable:
     """
 
     expert_bytes: int
-    top_k: int
+    top_k: int | None  # of a launch group; None for a CPU table
     tokens: tuple[int, ...]
     active: tuple[int, ...]
-    value: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
+    value: Floats
+    low: Floats
+    high: Floats
     tag: Tag
     source: str
 
@@ -40,26 +47,27 @@ class MeasuredTable:
         times = ends.get(bound, self.value)
         return replace(self, value=times, low=times, high=times)
 
-    def lookup(self, last_tokens: int, last_active: int, floor_ns: float) -> NDArray[np.float64]:
+    def lookup(self, formula: Formula, last_tokens: int, last_active: int) -> Floats:
         """Times for 0..last_tokens tokens and 0..last_active experts, ns.
 
-        Bilinear inside the grid. Beyond its far edges the last slope goes on, never downwards; with
-        fewer experts than the grid has, the line to `floor_ns` at no expert. Zero work costs zero.
+        Bilinear inside the grid. Outside, the nearest time on its edge grows or shrinks as the
+        formula does: continuous, never negative, and flat only where the formula is.
 
+        Args: formula: the model's times by (tokens, active), positive at all nodes.
         Returns: float64[last_tokens + 1, last_active + 1].
         """
+        tokens, active = np.arange(last_tokens + 1), np.arange(last_active + 1)
+        near_tokens = np.clip(tokens, self.tokens[0], self.tokens[-1])
+        near_active = np.clip(active, self.active[0], self.active[-1])
         grid = _filled(self.value)
-        tokens, grid = _extended(self.tokens, grid, last_tokens, floor_ns)
-        active, across = _extended(self.active, grid.T, last_active, floor_ns)
-        times = _hats(tokens, last_tokens) @ across.T @ _hats(active, last_active).T
-        times[0, :] = 0.0
-        times[:, 0] = 0.0
-        return times
+        inside = _hats(self.tokens, near_tokens) @ grid @ _hats(self.active, near_active).T
+        growth = formula(tokens, active) / formula(near_tokens, near_active)
+        return np.asarray(inside * growth)
 
     def outside(self, last_tokens: int, last_active: int) -> list[str]:
-        """What the look-up needs beyond the measured ranges, in words."""
+        """What a look-up of 1..last needs beyond the measured ranges, in words."""
         return [
-            f"{what} {axis[0]} to {axis[-1]} were measured, 1 to {last} are looked up"
+            f"{what}: {axis[0]} to {axis[-1]} were measured, 1 to {last} needed"
             for what, axis, last in (
                 ("tokens", self.tokens, last_tokens),
                 ("active experts", self.active, last_active),
@@ -70,34 +78,45 @@ class MeasuredTable:
     @classmethod
     def parse(cls, data: Any, where: str) -> Self:
         """Read a table of a profile; see conf/hardware/README.md."""
-        if not isinstance(data, Mapping):
-            raise UserError(f"{where}: must be a mapping of {', '.join(_KEYS)}")
-        for key in _KEYS:
-            if key not in data and key != "active":
-                raise UserError(f"{where}: '{key}' is missing")
-        tokens = _axis(data["tokens"], f"{where}: tokens")
-        active = _axis(data.get("active", [1]), f"{where}: active")
+        if not isinstance(data, Mapping) or not isinstance(data.get("time"), Mapping):
+            raise UserError(f"{where}: must be a mapping of {', '.join(_KEYS)}, `time` another")
+        check_keys(data, _KEYS, optional=("top_k", "active"), where=where)
         time = data["time"]
-        unit = time.get("unit")
+        check_keys(time, _TIME_KEYS, optional=("low", "high"), where=f"{where}: time")
+        unit, tag = time["unit"], time["tag"]
         if unit not in UNITS or UNITS[unit][0] is not Dimension.TIME:
             raise UserError(f"{where}: time is in '{unit}'; use ns, us or ms")
-        shape = (len(tokens), len(active))
-        scale = UNITS[unit][1]
-        grids = {
-            end: _grid(time.get(end, time["value"]), shape, f"{where}: time.{end}") * scale
+        if tag not in set(Tag):
+            raise UserError(f"{where}: tag '{tag}' is not one of {', '.join(Tag)}")
+        tokens = _axis(data["tokens"], f"{where}: tokens")
+        active = _axis(data.get("active", [1]), f"{where}: active")
+        shape, scale = (len(tokens), len(active)), UNITS[unit][1]
+        value, low, high = (
+            _grid(time.get(end, time["value"]), shape, f"{where}: time.{end}") * scale
             for end in ("value", "low", "high")
-        }
-        if (grids["low"] > grids["value"]).any() or (grids["value"] > grids["high"]).any():
+        )
+        if (low > value).any() or (value > high).any():
             raise UserError(f"{where}: time needs low <= value <= high in every cell")
+        top_k = data.get("top_k")
         return cls(
             expert_bytes=int(data["expert_bytes"]),
-            top_k=int(data["top_k"]),
+            top_k=None if top_k is None else int(top_k),
             tokens=tokens,
             active=active,
-            tag=Tag(time["tag"]),
+            value=value,
+            low=low,
+            high=high,
+            tag=Tag(tag),
             source=str(time["source"]),
-            **grids,
         )
+
+
+def matching(
+    tables: tuple[MeasuredTable, ...], expert_bytes: int, top_k: int
+) -> MeasuredTable | None:
+    """The table that was measured with this expert."""
+    fitting = (t for t in tables if t.expert_bytes == expert_bytes and t.top_k in (None, top_k))
+    return next(fitting, None)
 
 
 def _axis(values: Any, where: str) -> tuple[int, ...]:
@@ -107,7 +126,7 @@ def _axis(values: Any, where: str) -> tuple[int, ...]:
     return axis
 
 
-def _grid(rows: Any, shape: tuple[int, int], where: str) -> NDArray[np.float64]:
+def _grid(rows: Any, shape: tuple[int, int], where: str) -> Floats:
     try:
         grid = np.array(rows, dtype=np.float64).reshape(shape)
     except (TypeError, ValueError) as error:
@@ -119,7 +138,7 @@ def _grid(rows: Any, shape: tuple[int, int], where: str) -> NDArray[np.float64]:
     return grid
 
 
-def _filled(grid: NDArray[np.float64]) -> NDArray[np.float64]:
+def _filled(grid: Floats) -> Floats:
     """Cells that cannot occur take the time of the next row that was measured."""
     grid = grid.copy()
     for row in range(grid.shape[0] - 2, -1, -1):
@@ -127,21 +146,6 @@ def _filled(grid: NDArray[np.float64]) -> NDArray[np.float64]:
     return grid
 
 
-def _extended(
-    axis: tuple[int, ...], grid: NDArray[np.float64], last: int, floor_ns: float
-) -> tuple[list[int], NDArray[np.float64]]:
-    """Nodes at 0 and at `last`, so that all look-ups are interpolations. grid: [axis, other]."""
-    nodes = list(axis)
-    if last > nodes[-1]:
-        before, edge = (nodes[-2], grid[-2]) if len(nodes) > 1 else (0, np.zeros_like(grid[-1]))
-        slope = np.maximum(0.0, (grid[-1] - edge) / (nodes[-1] - before))
-        grid = np.vstack([grid, grid[-1] + slope * (last - nodes[-1])])
-        nodes.append(last)
-    grid = np.vstack([np.minimum(floor_ns, grid[0]), grid])
-    return [0, *nodes], grid
-
-
-def _hats(nodes: list[int], last: int) -> NDArray[np.float64]:
-    """Weights of linear interpolation at 0..last. Returns: float64[last + 1, nodes]."""
-    at = np.arange(last + 1)
+def _hats(nodes: tuple[int, ...], at: Ints) -> Floats:
+    """Weights of linear interpolation. Returns: float64[at, nodes]."""
     return np.stack([np.interp(at, nodes, unit) for unit in np.eye(len(nodes))], axis=1)
