@@ -1,0 +1,27 @@
+"""From a running model to a trace: hooks, decoding loops, and `record`, which joins them.
+
+loaded = load_model("tiny")
+report = record(loaded, load_prompts("prompts.jsonl"), BlockDiffusion(block_length=16), "out")
+"""
+
+from __future__ import annotations
+
+from oled.record.decode import Autoregressive, BlockDiffusion, Mode
+from oled.record.loading import LoadedModel, load_model
+from oled.record.prompts import Prompt, load_prompts, plain_prompt
+from oled.record.recorder import Recorder
+from oled.record.run import RecordReport, record
+
+__all__ = [
+    "Autoregressive",
+    "BlockDiffusion",
+    "LoadedModel",
+    "Mode",
+    "Prompt",
+    "RecordReport",
+    "Recorder",
+    "load_model",
+    "load_prompts",
+    "plain_prompt",
+    "record",
+]

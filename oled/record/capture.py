@@ -1,0 +1,107 @@
+"""What the hooks saw in one forward, brought to the host.
+
+Shapes: Lr MoE layers, N tokens of the pass (its whole batch), T tokens of one request, k top-k,
+m kept scores, h = 1..H layers ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oled.trace.schema import Prediction, RouterScores
+
+NEXT_GATE = "next_gate"
+
+
+class Staging:
+    """Host buffers that the layers of a forward are copied into.
+
+    On CUDA they are pinned and the copies are asynchronous, so that one wait ends a forward; they
+    are used again by the next forward.
+    """
+
+    def __init__(self, layers: int, device: torch.device) -> None:
+        self._layers = layers
+        self._cuda = device.type == "cuda"
+        self._buffers: dict[str, Tensor] = {}
+
+    def put(self, name: str, row: int, source: Tensor) -> None:
+        """Copy `source` [N, ...] into row `row` of the buffer `name`."""
+        kind = torch.float32 if source.is_floating_point() else torch.int32
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[1] < len(source):
+            # all layers of a forward have N tokens, so only its first layer can get here
+            shape = (self._layers, *source.shape)
+            buffer = torch.empty(shape, dtype=kind, pin_memory=self._cuda)
+            self._buffers[name] = buffer
+        # a copy even on the CPU: models may go on to change the tensor in place
+        buffer[row, : len(source)].copy_(source.detach().to(kind), non_blocking=self._cuda)
+
+    def wait(self) -> None:
+        """Until all copies have landed."""
+        if self._cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def holds(self, name: str) -> bool:
+        """Whether anything was ever put under this name."""
+        return name in self._buffers
+
+    def read(self, name: str, tokens: int) -> NDArray[Any]:
+        """A copy [Lr, N, ...] of what landed."""
+        return self._buffers[name][:, :tokens].numpy().copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """The routing of one model pass."""
+
+    layers: NDArray[np.uint16]  # [Lr] absolute
+    num_experts: NDArray[np.int64]  # [Lr]
+    expert_ids: NDArray[np.int32]  # [Lr, N, k]
+    weights: NDArray[np.float32]  # [Lr, N, k] as applied
+    predicted_ids: tuple[NDArray[np.int32], ...] = ()  # by h: [Lr, N, k]; h layers too late: unused
+    predicted_weights: tuple[NDArray[np.float32], ...] = ()
+    score_ids: NDArray[np.int32] | None = None  # [Lr, N, m]
+    score_values: NDArray[np.float32] | None = None
+    score_biased: NDArray[np.float32] | None = None
+
+    def scores(self, tokens: NDArray[np.int64]) -> RouterScores | None:
+        """The router scores of these tokens, where they were asked for."""
+        if self.score_ids is None or self.score_values is None:
+            return None
+        biased = None if self.score_biased is None else self.score_biased[:, tokens]
+        ids = self.score_ids[:, tokens].astype(np.uint16)
+        return RouterScores(ids, self.score_values[:, tokens], biased)
+
+    def predictions(self, tokens: NDArray[np.int64]) -> tuple[Prediction, ...]:
+        """What the later gates said about these tokens, added up over them."""
+        found = []
+        for row, layer in enumerate(self.layers):
+            for ahead, (ids, weights) in enumerate(
+                zip(self.predicted_ids, self.predicted_weights, strict=True), start=1
+            ):
+                target = row + ahead
+                if target < len(self.layers):
+                    wanted, score = _wanted(
+                        ids[row, tokens], weights[row, tokens], int(self.num_experts[target])
+                    )
+                    said = (NEXT_GATE, int(layer), int(self.layers[target]))
+                    found.append(Prediction(*said, wanted, score))
+        return tuple(found)
+
+
+def _wanted(
+    ids: NDArray[np.int32], weights: NDArray[np.float32], num_experts: int
+) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
+    """Experts that any token picked, by falling summed weight, then by id."""
+    total = np.bincount(ids.ravel(), weights.ravel(), num_experts)
+    picked = np.flatnonzero(np.bincount(ids.ravel(), minlength=num_experts))
+    order = np.argsort(-total[picked], kind="stable")
+    experts = picked[order]
+    return experts.astype(np.uint16), total[experts].astype(np.float32)

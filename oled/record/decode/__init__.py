@@ -1,0 +1,10 @@
+"""Decoding loops: settings that are also the loops' factories. They know nothing of recording."""
+
+from __future__ import annotations
+
+from oled.record.decode.autoregressive import Autoregressive
+from oled.record.decode.batch import Pass, Request, Share
+from oled.record.decode.block_diffusion import BlockDiffusion
+from oled.record.decode.common import Mode
+
+__all__ = ["Autoregressive", "BlockDiffusion", "Mode", "Pass", "Request", "Share"]

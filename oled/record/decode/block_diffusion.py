@@ -1,0 +1,175 @@
+"""Greedy block-diffusion decoding (the published loop of LLaDA2 and SDAR, with a KV cache)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from oled.errors import UserError
+from oled.record.decode.batch import (
+    CachedBatch,
+    Confidence,
+    Flags,
+    Ids,
+    Pass,
+    Request,
+    Row,
+    Share,
+    columns_of,
+)
+from oled.record.decode.common import Mode, choose, end_tokens, require, script_of
+from oled.trace.schema import ConfidenceKind, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDiffusion:
+    """How to decode; L = `block_length`.
+
+    Blocks are aligned to absolute positions, so a prompt's tail shares the first generated block.
+    Whole prompt blocks are prefilled in one pass; a block is denoised until nothing is masked, then
+    committed to the cache by one more pass. A pass accepts every masked position whose confidence
+    is above `threshold` but at least one, or the `tokens_per_forward` most confident. Decoding
+    stops after the block with the first end token. With `max_new_tokens` 0 the prompt is prefilled,
+    tail included, and that is all.
+
+    Rows of a batch go from block to block together: a row whose block is full waits for the commit,
+    without a share in the passes between.
+    """
+
+    block_length: int = 32
+    threshold: float = 0.95
+    mode: Mode = Mode.FREE
+    max_new_tokens: int = 256
+    tokens_per_forward: int | None = None
+    mask_id: int | None = None  # None: the model's or the tokenizer's
+    eos_ids: tuple[int, ...] | None = None  # None: the model's and the tokenizer's
+
+    confidence_kind: ClassVar[ConfidenceKind] = ConfidenceKind.MAX_PROBABILITY
+
+    def __post_init__(self) -> None:
+        count = self.tokens_per_forward
+        require(self.block_length >= 2, "block_length", self.block_length, "at least 2")
+        require(0 <= self.threshold <= 1, "threshold", self.threshold, "in 0..1")
+        require(self.max_new_tokens >= 0, "max_new_tokens", self.max_new_tokens, "0 or more")
+        require(count is None or count >= 1, "tokens_per_forward", count, "at least 1, or null")
+
+    def resolve(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """Fill in the token ids that were left open."""
+        known = (
+            self.mask_id,
+            model.config.to_dict().get("mask_token_id"),
+            tokenizer.mask_token_id,
+        )
+        mask_id = next((token for token in known if token is not None), None)
+        if mask_id is None:
+            raise UserError(
+                f"neither '{model.config.model_type}' nor its tokenizer names a mask token: "
+                f"give decode.mask_id, or use decode=autoregressive"
+            )
+        return replace(self, mask_id=mask_id, eos_ids=end_tokens(self.eos_ids, model, tokenizer))
+
+    def decode(self, model: PreTrainedModel, requests: Sequence[Request]) -> Iterator[Pass]:
+        """Decode a batch with resolved settings; yields after every run of the model."""
+        if self.mask_id is None or self.eos_ids is None:
+            raise ValueError("resolve() the settings before decoding")
+        return _Loop(self, self.mask_id, self.eos_ids, model, requests).passes()
+
+
+class _Loop:
+    """One batch on its way through the blocks."""
+
+    def __init__(
+        self,
+        settings: BlockDiffusion,
+        mask_id: int,
+        eos_ids: tuple[int, ...],
+        model: PreTrainedModel,
+        requests: Sequence[Request],
+    ) -> None:
+        self.settings, self.mask_id, self.eos_ids = settings, mask_id, eos_ids
+        self.length = settings.block_length
+        self.rows = [self._row(request) for request in requests]
+        self.stops = [self._prefilled(row) for row in self.rows]
+        pads = [max(self.stops) - stop for stop in self.stops]
+        self.batch = CachedBatch(model, pads, self.length)
+
+    def passes(self) -> Iterator[Pass]:
+        if max(self.stops):
+            yield self._prefill()
+        while rows := self.batch.keep_unfinished(self.rows):
+            self.rows = rows
+            step = 0
+            while not all(self._is_full(row) for row in rows):
+                yield self._denoise(step)
+                step += 1
+            yield self._commit()
+
+    def _row(self, request: Request) -> Row:
+        new_tokens = self.settings.max_new_tokens
+        blocks = -(-(len(request.prompt) + new_tokens) // self.length)
+        script = script_of(self.settings.mode, request, blocks * self.length, self.eos_ids)
+        return Row(request, new_tokens, blocks * self.length, script, self.mask_id)
+
+    def _prefilled(self, row: Row) -> int:
+        """How much of a prompt is prefilled: its whole blocks, or all where nothing follows."""
+        whole = row.prompt_length // self.length * self.length
+        return row.prompt_length if row.finished else whole
+
+    def _prefill(self) -> Pass:
+        tokens = columns_of(self.rows, self.stops)
+        self.batch.fill(tokens)
+        shares = [
+            row.share(index, stop, tokens.shape[1])
+            for index, (row, stop) in enumerate(zip(self.rows, self.stops, strict=True))
+            if stop > 0
+        ]
+        for row, stop in zip(self.rows, self.stops, strict=True):
+            row.cached = stop
+        return Pass(Phase.PREFILL, tokens.size, tuple(shares))
+
+    def _denoise(self, step: int) -> Pass:
+        confidence, choice = self._run(keep=False)
+        shares = []
+        for index, row in enumerate(self.rows):
+            if not self._is_full(row):
+                share = replace(self._share(index, row, confidence[index]), step=step)
+                shares.append(self._open(row, share, choice[index]))
+        return Pass(Phase.DENOISE, choice.size, tuple(shares))
+
+    def _commit(self) -> Pass:
+        confidence, choice = self._run(keep=True)
+        shares = [self._share(index, row, confidence[index]) for index, row in enumerate(self.rows)]
+        for row in self.rows:
+            row.cached += self.length
+        return Pass(Phase.COMMIT, choice.size, tuple(shares))
+
+    def _run(self, *, keep: bool) -> tuple[Confidence, Ids]:
+        """Confidence and choice [B, L] at every position, decoded ones included."""
+        tokens = columns_of(self.rows, [row.cached + self.length for row in self.rows])
+        return choose(self.batch.run(tokens, keep=keep), self.mask_id)
+
+    def _is_full(self, row: Row) -> bool:
+        return bool(row.open[row.cached : row.cached + self.length].all())
+
+    def _share(self, index: int, row: Row, confidence: Confidence) -> Share:
+        share = row.share(index, row.cached + self.length, self.length)
+        return replace(share, confidence=confidence, block=row.cached // self.length)
+
+    def _open(self, row: Row, share: Share, choice: Ids) -> Share:
+        accepted = self._accept(~row.open[share.positions], share.confidence)
+        row.write(share.positions[accepted], choice[accepted])
+        return replace(share, accepted=accepted, produced=row.deliver(self.eos_ids))
+
+    def _accept(self, masked: Flags, confidence: Confidence) -> Flags:
+        """Which masked positions [L] to open, the most confident first; at least one."""
+        count = self.settings.tokens_per_forward
+        if count is None:
+            count = max(1, int((masked & (confidence > self.settings.threshold)).sum()))
+        best = np.argsort(np.where(masked, -confidence, np.inf), kind="stable")[:count]
+        accepted = np.zeros_like(masked)
+        accepted[best] = True
+        return accepted & masked

@@ -1,0 +1,101 @@
+"""The manifest of a recording: what was run, on what, and how."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import transformers
+
+import oled
+from oled.record.decode import Autoregressive, BlockDiffusion
+from oled.record.loading import LoadedModel
+from oled.record.modules import geometry_of
+from oled.record.prompts import Prompt
+from oled.record.recorder import Recorder
+from oled.trace.manifest import Manifest
+
+_DECODING = {BlockDiffusion: "block_diffusion", Autoregressive: "autoregressive"}
+
+
+def manifest_of(
+    loaded: LoadedModel,
+    decode: BlockDiffusion | Autoregressive,
+    prompts: Sequence[Prompt],
+    recorder: Recorder,
+    batch_size: int,
+    seed: int,
+) -> Manifest:
+    """Everything that is known before the first pass; `decode` has its token ids."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    family = recorder.family
+    return Manifest(
+        geometry=geometry_of(model, loaded.stored_dtype),
+        weight_kind=family.weight_kind,
+        weight_sum=family.weight_sum,
+        confidence_kind=decode.confidence_kind,
+        model={
+            "id": loaded.name,
+            "type": family.model_type,
+            "revision": model.config.to_dict().get("_commit_hash"),
+            "dtype": _dtype_name(model.dtype),
+            "stored_dtype": _dtype_name(loaded.stored_dtype),
+        },
+        tokenizer={
+            "id": loaded.name,
+            "vocabulary": len(tokenizer),
+            "chat": bool(tokenizer.chat_template),
+        },
+        decode={"kind": _DECODING[type(decode)], **asdict(decode), "batch_size": batch_size},
+        seed=seed,
+        prompts=tuple({"hash": prompt.sha256, "source": prompt.source} for prompt in prompts),
+        provenance={
+            "device": device_name(model.device),
+            "versions": versions(),
+            "commit": commit(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "next_gate_horizons": recorder.horizons,
+            "router_scores": recorder.score_width,
+            "score_kind": family.scoring,
+        },
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the CPU's architecture and threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the numbers."""
+    return {
+        "oled": oled.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+def commit() -> str | None:
+    """Of the checkout that runs, or None in an installed package."""
+    root = Path(oled.__file__).parent
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,212 @@
+"""Hooks that see the routing of any transformers model with fused experts, and change nothing.
+
+transformers sends every experts module through `ALL_EXPERTS_FUNCTIONS`. The recorder adds one more
+function there, which copies ids and applied weights and then calls the function that the module
+used before. Router scores and next-gate predictions come from forward hooks on the routers.
+
+Shapes: N tokens of a pass, E experts, k top-k, m kept scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from oled.errors import UserError
+from oled.record.capture import Capture, Staging
+from oled.record.families import Scoring, read_family
+from oled.record.modules import moe_layers
+
+SUM_TOLERANCE = 0.01  # relative; bf16 rows were seen to add up to 0.9975 .. 1.0024
+_SELECTION_BIAS = ("e_score_correction_bias", "expert_bias")
+
+
+class Recorder:
+    """A context: inside it, run one forward, then `take` what it routed.
+
+    `score_width` m > 0 keeps the m best router scores of each token; `horizons` H > 0 asks the
+    gates of the next 1..H MoE layers what they would do with this layer's gate input. Leaving the
+    context gives the model back as it was.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, score_width: int = 0, horizons: int = 0) -> None:
+        self.layers = moe_layers(model)
+        if not self.layers:
+            raise UserError(f"{type(model).__name__} has no routed experts: nothing to record")
+        self.family = read_family(model.config)
+        self._model = model
+        self.horizons = min(horizons, len(self.layers) - 1)
+        self.score_width = min(score_width, *(entry.num_experts for entry in self.layers))
+        self._routers = self._find_routers() if score_width or horizons else []
+        self._rows = {entry.experts: row for row, entry in enumerate(self.layers)}
+        self._delegates: dict[nn.Module, Callable[..., Tensor]] = {}
+        self._staging = Staging(len(self.layers), model.device)
+        self._tokens = 0
+        self._reset()
+        self._verified = False
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Self:
+        name = f"oled_record_{id(self):x}"
+        with ExitStack() as undo:
+            for entry in self.layers:
+                before: Any = entry.experts.config
+                self._delegates[entry.experts] = ALL_EXPERTS_FUNCTIONS.get_interface(
+                    before._experts_implementation, entry.plain_forward()
+                )
+            ALL_EXPERTS_FUNCTIONS[name] = self._on_experts
+            undo.callback(ALL_EXPERTS_FUNCTIONS.pop, name)
+            undo.callback(
+                self._model.set_experts_implementation, self._model.get_experts_implementation()
+            )
+            self._model.set_experts_implementation(name)
+            for row, router in enumerate(self._routers):
+                undo.callback(router.register_forward_hook(self._router_hook(row)).remove)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._undo.close()
+        self._reset()
+
+    def take(self, tokens: int) -> Capture:
+        """The routing of the forward just run over `tokens` = N tokens; waits for the copies.
+
+        Refuses a forward in which the hook of any layer did not fire exactly once.
+        """
+        fired, asked, routed = self._fired, self._asked, self._tokens
+        self._reset()
+        self._check_fired(fired, "experts")
+        if self._routers:
+            self._check_fired(asked, "router")
+        if routed != tokens:
+            raise UserError(f"{self.layers[0].name} routed {routed} tokens of {tokens}")
+        self._staging.wait()
+        capture = self._read(tokens)
+        if not self._verified:
+            self._verify_weights(capture)
+            self._verified = True
+        return capture
+
+    def _reset(self) -> None:
+        self._fired = [0] * len(self.layers)
+        self._asked = [0] * len(self.layers)
+
+    def _check_fired(self, counts: list[int], what: str) -> None:
+        for entry, count in zip(self.layers, counts, strict=True):
+            if count != 1:
+                raise UserError(
+                    f"layer {entry.layer} ({entry.name}): the hook of its {what} fired {count} "
+                    f"times in a forward, not once ({counts.count(1)} of {len(counts)} layers are "
+                    f"right). Compiled or captured forwards and fused kernels pass hooks by: load "
+                    f"the model without them"
+                )
+
+    def _on_experts(
+        self, module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor, **kwargs: Any
+    ) -> Tensor:
+        """What the dispatcher calls. hidden [N, H], ids and weights [N, k] -> [N, H]."""
+        row = self._rows[module]
+        if not any(self._fired):
+            self._tokens = len(ids)
+        elif len(ids) != self._tokens:
+            raise UserError(
+                f"layer {self.layers[row].layer} routed {len(ids)} tokens, the layers before it "
+                f"{self._tokens}: such a model can not be recorded"
+            )
+        self._fired[row] += 1
+        self._staging.put("expert_ids", row, ids)
+        self._staging.put("weights", row, weights)
+        return self._delegates[module](module, hidden, ids, weights, **kwargs)
+
+    def _find_routers(self) -> list[nn.Module]:
+        routers = []
+        for entry in self.layers:
+            if entry.router is None:
+                raise UserError(
+                    f"{entry.name} has no router beside it: scores and predictions can not be "
+                    f"recorded, routing alone can"
+                )
+            routers.append(entry.router)
+        if self.score_width and self.family.scoring is None:
+            raise UserError(
+                f"how '{self.family.model_type}' turns router logits into scores is not known: "
+                f"record without scores"
+            )
+        return routers
+
+    def _router_hook(self, row: int) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+            self._asked[row] += 1
+            if self.score_width:
+                self._put_scores(row, output[0])
+            for ahead in range(1, self.horizons + 1):
+                if row + ahead < len(self._routers):
+                    # forward, not __call__: its own hook must not take this for a real call
+                    _, weights, ids = self._routers[row + ahead].forward(inputs[0])
+                    self._staging.put(f"predicted_ids_{ahead}", row, ids)
+                    self._staging.put(f"predicted_weights_{ahead}", row, weights)
+
+        return hook
+
+    def _put_scores(self, row: int, logits: Tensor) -> None:
+        """The m best of logits [N, E], by the score that selects."""
+        match self.family.scoring:
+            case Scoring.SIGMOID:
+                values = logits.float().sigmoid()
+            case Scoring.PROBABILITIES:
+                values = logits.float()
+            case _:
+                values = logits.float().softmax(-1)
+        buffers = dict(self._routers[row].named_buffers(recurse=False))
+        bias = next((buffers[key] for key in _SELECTION_BIAS if key in buffers), None)
+        chosen_by = values if bias is None else values + bias
+        best, ids = chosen_by.topk(self.score_width, dim=-1)
+        self._staging.put("score_ids", row, ids)
+        self._staging.put("score_values", row, values.gather(-1, ids))
+        if bias is not None:
+            self._staging.put("score_biased", row, best)
+
+    def _read(self, tokens: int) -> Capture:
+        def read(name: str) -> Any:
+            return self._staging.read(name, tokens)
+
+        ahead = range(1, self.horizons + 1)
+        return Capture(
+            layers=np.array([entry.layer for entry in self.layers], dtype=np.uint16),
+            num_experts=np.array([entry.num_experts for entry in self.layers]),
+            expert_ids=read("expert_ids"),
+            weights=read("weights"),
+            predicted_ids=tuple(read(f"predicted_ids_{h}") for h in ahead),
+            predicted_weights=tuple(read(f"predicted_weights_{h}") for h in ahead),
+            score_ids=read("score_ids") if self.score_width else None,
+            score_values=read("score_values") if self.score_width else None,
+            score_biased=read("score_biased") if self._staging.holds("score_biased") else None,
+        )
+
+    def _verify_weights(self, capture: Capture) -> None:
+        """The configuration promised a sum; the first forward must keep it."""
+        expected = self.family.expected_sum
+        if expected is None:
+            return
+        sums = capture.weights.sum(-1)  # [Lr, N]
+        wrong = np.argwhere(~(abs(sums - expected) <= SUM_TOLERANCE * expected))
+        if len(wrong):
+            row, token = wrong[0]
+            raise UserError(
+                f"layer {self.layers[row].layer}, token {token}: the weights add up to "
+                f"{sums[row, token]:.4f}; the configuration of '{self.family.model_type}' says "
+                f"{expected:g}: record with a transformers version that oled knows"
+            )

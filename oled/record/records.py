@@ -1,0 +1,35 @@
+"""From a pass and what the hooks saw in it to the records of a trace."""
+
+from __future__ import annotations
+
+from oled.record.capture import Capture
+from oled.record.decode import Pass, Share
+from oled.trace.schema import ForwardRecord, Phase
+
+
+def forward_records(pass_id: int, step: Pass, capture: Capture) -> list[ForwardRecord]:
+    """One record for each request that has a share in the pass."""
+    return [_record(pass_id, step.phase, share, capture) for share in step.shares]
+
+
+def _record(pass_id: int, phase: Phase, share: Share, capture: Capture) -> ForwardRecord:
+    return ForwardRecord(
+        request=share.request,
+        pass_id=pass_id,
+        phase=phase,
+        layers=capture.layers,
+        expert_ids=capture.expert_ids[:, share.tokens],
+        weights=capture.weights[:, share.tokens],
+        positions=share.positions,
+        token_ids=share.token_ids,
+        confidence=share.confidence,
+        state=share.state,
+        accepted_mask=share.accepted,
+        block=share.block,
+        step=share.step,
+        context_length=share.context_length,
+        accepted=int(share.accepted.sum()),
+        produced=share.produced,
+        predictions=capture.predictions(share.tokens),
+        scores=capture.scores(share.tokens),
+    )

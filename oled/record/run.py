@@ -1,0 +1,139 @@
+"""Record a model: prompts in, a trace and a report out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from oled.errors import UserError
+from oled.record.decode import Autoregressive, BlockDiffusion, Pass, Request
+from oled.record.loading import LoadedModel
+from oled.record.overhead import hook_overhead
+from oled.record.prompts import Prompt, tokenize
+from oled.record.provenance import manifest_of
+from oled.record.recorder import Recorder
+from oled.record.records import forward_records
+from oled.trace.writer import ROWS_PER_PART, TraceWriter
+
+
+@dataclass(frozen=True, slots=True)
+class RecordReport:
+    """What a recording gave. Fractions are of the time that decoding alone takes."""
+
+    path: Path
+    requests: int
+    tokens: int  # produced: what TPOT divides by
+    forwards: int
+    seconds: float  # decoding and recording, without the calibration
+    hook_fraction: float  # hooks, copies and building records, calibrated
+    write_fraction: float  # handing records to the writer, measured
+
+    @property
+    def overhead_fraction(self) -> float:
+        """What recording added to decoding."""
+        return self.hook_fraction + self.write_fraction
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.tokens} tokens of {self.requests} prompts in {self.forwards} "
+            f"forwards, {self.seconds:.1f} s; recording added {self.overhead_fraction:.1%} "
+            f"(hooks {self.hook_fraction:.1%}, writing {self.write_fraction:.1%})"
+        )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What has been decoded so far."""
+
+    passes: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # writing included
+    write_seconds: float = 0.0
+
+    def decode(
+        self,
+        steps: Iterable[Pass],
+        recorder: Recorder,
+        writer: TraceWriter,
+    ) -> None:
+        """Run a batch to its end and append its records."""
+        start = time.perf_counter()
+        for step in steps:
+            records = forward_records(self.passes, step, recorder.take(step.num_tokens))
+            before = time.perf_counter()
+            for one in records:
+                writer.append(one)
+            self.write_seconds += time.perf_counter() - before
+            self.passes += 1
+            self.tokens += sum(one.produced for one in records)
+        self.seconds += time.perf_counter() - start
+
+    def close(self, writer: TraceWriter) -> None:
+        """Make everything safe; its time is writing time, too."""
+        start = time.perf_counter()
+        writer.close_part()
+        self.write_seconds += time.perf_counter() - start
+        self.seconds += time.perf_counter() - start
+
+
+def record(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    decode: BlockDiffusion | Autoregressive,
+    out: str | Path,
+    *,
+    batch_size: int = 1,
+    horizons: int = 0,
+    score_width: int = 0,
+    seed: int = 0,
+    rows_per_part: int = ROWS_PER_PART,
+) -> RecordReport:
+    """Decode the prompts and write the routing of every pass to the folder `out`.
+
+    `horizons` H records next-gate predictions 1..H MoE layers ahead, `score_width` m the m best
+    router scores of each token; 0 leaves them out. A failure leaves a partial trace.
+    """
+    if batch_size < 1:
+        raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+    torch.manual_seed(seed)
+    settings = decode.resolve(loaded.model, loaded.tokenizer)
+    requests = tokenize(prompts, loaded.tokenizer)
+    _check_lengths(loaded.model, requests, settings.max_new_tokens)
+    batches = [requests[at : at + batch_size] for at in range(0, len(requests), batch_size)]
+    recorder = Recorder(loaded.model, score_width=score_width, horizons=horizons)
+    manifest = manifest_of(loaded, settings, prompts, recorder, batch_size, seed)
+    tally = _Tally()
+    with TraceWriter(out, manifest, rows_per_part=rows_per_part) as writer:
+        hooks = hook_overhead(loaded.model, settings, batches[0], recorder)
+        with recorder, tqdm(total=len(requests), unit="prompt", disable=None) as bar:
+            for batch in batches:
+                tally.decode(settings.decode(loaded.model, batch), recorder, writer)
+                bar.update(len(batch))
+        tally.close(writer)
+    plain = (tally.seconds - tally.write_seconds) / (1 + hooks)
+    return RecordReport(
+        path=Path(out),
+        requests=len(requests),
+        tokens=tally.tokens,
+        forwards=writer.num_forwards,
+        seconds=tally.seconds,
+        hook_fraction=hooks,
+        write_fraction=tally.write_seconds / plain,
+    )
+
+
+def _check_lengths(model: PreTrainedModel, requests: Sequence[Request], new_tokens: int) -> None:
+    limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
+    for request in requests:
+        length = len(request.prompt) + new_tokens
+        if limit is not None and length > limit:
+            raise UserError(
+                f"prompt {request.index} has {len(request.prompt)} tokens, with "
+                f"decode.max_new_tokens={new_tokens} more than the model's {limit} positions"
+            )
