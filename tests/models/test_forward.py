@@ -109,6 +109,13 @@ def test_experts_implementations_agree(
 
 
 @torch.no_grad()
+def test_logits_of_the_last_positions_only(model: LLaDA2MoeModelLM, ids: Tensor) -> None:
+    torch.testing.assert_close(
+        model(ids, logits_to_keep=3).logits, model(ids).logits[:, -3:], atol=1e-6, rtol=1e-5
+    )
+
+
+@torch.no_grad()
 def test_router_logits_and_hidden_states_can_be_captured(
     model: LLaDA2MoeModelLM, ids: Tensor
 ) -> None:

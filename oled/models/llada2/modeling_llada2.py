@@ -243,6 +243,7 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        logits_to_keep: int = 0,
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> MoeCausalLMOutputWithPast:
@@ -251,7 +252,8 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
         input_ids: [b, q]. attention_mask: see `additive_mask`; None lets every position see every
         other. position_ids: [b or 1, q], by default counted on from the cache. cache: receives
         this pass's keys and values (`cache.crop(-q)` takes them back); `past_key_values` is its
-        older name. labels: [b, q], -100 where no loss is wanted.
+        older name. logits_to_keep: only the last so many positions get logits; 0 is all. labels:
+        [b, q], -100 where no loss is wanted.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -262,7 +264,7 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
+        logits = self.lm_head(outputs.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
