@@ -13,7 +13,8 @@ import yaml
 
 from oled.errors import UserError
 
-METRICS, ERROR, TABLE = "metrics.json", "error.json", "results.parquet"
+METRICS, JOB, TABLE = "metrics.json", "job.json", "results.parquet"
+OVERRIDES = ".hydra/overrides.yaml"
 
 SHOWN = {  # column: (heading, divisor, format)
     "tpot_ns": ("TPOT ms", 1e6, "{:.3f}"),
@@ -88,29 +89,31 @@ def configuration(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def clear_sweep(folder: Path) -> None:
     """Removes the results of an older sweep, so that two are never mixed."""
-    for file in [folder / TABLE, *folder.glob(f"*/{METRICS}"), *folder.glob(f"*/{ERROR}")]:
-        file.unlink(missing_ok=True)
+    (folder / TABLE).unlink(missing_ok=True)
+    for job in folder.glob("*/.hydra"):
+        for file in (METRICS, JOB, OVERRIDES):
+            (job.parent / file).unlink(missing_ok=True)
 
 
 def gather_sweep(folder: Path) -> pd.DataFrame:
     """The table of a Hydra sweep's job folders: overrides, configuration, metrics or error."""
-    jobs = sorted((d for d in folder.iterdir() if d.name.isdigit()), key=lambda d: int(d.name))
-    return write_table([row for job in jobs if (row := _job_row(job))], folder / TABLE)
+    jobs = [file.parent.parent for file in folder.glob(f"*/{OVERRIDES}")]
+    return write_table(map(_job_row, sorted(jobs, key=lambda job: int(job.name))), folder / TABLE)
 
 
-def _job_row(job: Path) -> dict[str, Any] | None:
-    if not (job / METRICS).is_file() and not (job / ERROR).is_file():
-        return None  # of an older, longer sweep
-    hydra = job / ".hydra"
+def _job_row(job: Path) -> dict[str, Any]:
+    config = yaml.safe_load((job / ".hydra" / "config.yaml").read_text(encoding="utf-8"))
     row = {
         "job": int(job.name),
-        "overrides": " ".join(yaml.safe_load((hydra / "overrides.yaml").read_text())),
-        **configuration(yaml.safe_load((hydra / "config.yaml").read_text())),
-        "error": None,
+        "overrides": " ".join(yaml.safe_load((job / OVERRIDES).read_text(encoding="utf-8"))),
+        **(configuration(config) if "policy" in config else {}),
+        "error": "the job did not end",
     }
-    if (job / ERROR).is_file():
-        return row | {"error": json.loads((job / ERROR).read_text())["error"]}
-    return row | flatten(json.loads((job / METRICS).read_text()))
+    if (job / JOB).is_file():
+        row["error"] = json.loads((job / JOB).read_text(encoding="utf-8"))["error"]
+    if row["error"] is None and (job / METRICS).is_file():
+        row |= flatten(json.loads((job / METRICS).read_text(encoding="utf-8")))
+    return row
 
 
 def as_text(table: pd.DataFrame, columns: Iterable[str] = ("policy", "slots")) -> str:

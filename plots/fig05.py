@@ -1,4 +1,4 @@
-"""TPOT and hit rate by policy and cache size, beside the references (the shape of the paper's fig. 5).
+"""TPOT and hit rate by policy and cache size, beside the references (as the paper's figure 5).
 
 Reads a results table: policy, slots, tpot_ns, hit_rate and the references of every row.
 """

@@ -1,4 +1,4 @@
-"""How every figure of the project looks: one colour, hatch and marker a policy, one for each bound."""
+"""How every figure looks: one colour, hatch and marker a policy, one line a reference."""
 
 from __future__ import annotations
 

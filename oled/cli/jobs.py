@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,25 +15,120 @@ from omegaconf import DictConfig, OmegaConf
 from oled import results
 from oled.errors import UserError
 
+Values = Mapping[str, Any]
+Job = Callable[[Values, Path, bool], str]
+
 if TYPE_CHECKING:
-    from oled.sim.api import Result
+    from oled.record.decode import Autoregressive, BlockDiffusion
+    from oled.sim.subject import Subject
 
 log = logging.getLogger("oled")
 
+failure: list[Exception] = []
+"""Why the single run failed. Hydra would print a line of its own if the job raised it."""
 
-def simulate(config: DictConfig) -> None:
-    """One simulation. In a sweep an error is written down and the other jobs go on."""
-    run = HydraConfig.get()
-    out = Path(run.runtime.output_dir)
-    plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True, enum_to_str=True)
-    if run.mode is RunMode.RUN:
-        print(_simulate(plain, out).table())
-        print(out / results.METRICS)
+
+def run(job: Job, config: DictConfig) -> None:
+    """Runs a job by itself or as one of a sweep."""
+    hydra = HydraConfig.get()
+    out = Path(hydra.runtime.output_dir)
+    if hydra.mode is RunMode.MULTIRUN:
+        results.write_json(out / results.JOB, {"error": _error_of(job, config, out)})
         return
     try:
-        _simulate(plain, out)
+        print(job(_plain(config), out, False))
     except Exception as error:
-        if not isinstance(error, UserError):
-            log.exception("job %s", run.job.num)
-        message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        results.write_json(out / results.ERROR, {"error": message})
+        failure.append(error)
+
+
+def _error_of(job: Job, config: DictConfig, out: Path) -> str | None:
+    """Runs a job of a sweep; what went wrong is returned, so that the other jobs go on."""
+    try:
+        job(_plain(config), out, True)
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        log.exception("the job failed")
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def simulate(values: Values, out: Path, in_sweep: bool) -> str:
+    """One simulation: OUT/metrics.json, and a timeline where one is asked for."""
+    from oled.sim.api import simulate
+
+    subject = _subject(values["trace"]["path"])
+    timeline = values["timeline"]
+    result = simulate(
+        subject,
+        values["policy"],
+        hardware=values["hardware"],
+        runtime=values["runtime"],
+        calibration=values["calibration"],
+        **values["cache"],
+        batch_size=values["workload"]["batch_size"],
+        geometry=values["cost"]["geometry"],
+        timeline=_window(subject, values["window"]) if timeline else None,
+        seed=values["seed"],
+    )
+    if result.timeline:  # each job of a sweep has one of its own
+        result.timeline.write(out / Path(timeline).name if in_sweep else Path(timeline))
+    return f"{result.table()}\n{result.write(out)}"
+
+
+@functools.lru_cache(maxsize=1)
+def _subject(path: str) -> Subject:
+    """The trace made ready; the jobs of a sweep that run one after the other share it."""
+    from oled.sim.subject import Subject
+
+    return Subject.of(path)
+
+
+def _window(subject: Subject, window: list[int] | None) -> tuple[int, int]:
+    from oled.sim.window import first_block
+
+    if window is None:
+        return first_block(subject.steps)
+    if len(window) != 2:
+        raise UserError(f"window={window}: write [first forward, number of forwards]")
+    return window[0], window[1]
+
+
+def record(values: Values, out: Path, in_sweep: bool) -> str:
+    """One recording: a trace in OUT."""
+    from oled import record
+
+    prompts = record.load_prompts(values["prompts"], skip=values["skip"], limit=values["limit"])
+    model = values["model"]
+    report = record.record(
+        record.load_model(model["path"], model["device"], model["dtype"]),
+        prompts,
+        decoding(values["decode"]),
+        out,
+        batch_size=values["batch_size"],
+        horizons=values["horizons"],
+        score_width=values["score_width"],
+        seed=values["seed"],
+    )
+    return str(report)
+
+
+def decoding(values: Values) -> BlockDiffusion | Autoregressive:
+    """The decoding settings that a `decode` group describes."""
+    from oled.record import decode
+
+    kinds = {"block_diffusion": decode.BlockDiffusion, "autoregressive": decode.Autoregressive}
+    fields = {key: value for key, value in values.items() if key != "kind"}
+    eos_ids = fields["eos_ids"] and tuple(fields["eos_ids"])
+    return kinds[values["kind"]](
+        **fields | {"mode": decode.Mode(fields["mode"]), "eos_ids": eos_ids}
+    )
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    """Interpolations resolved; a key that must be given and was not is an error."""
+    asked = OmegaConf.masked_copy(config, [str(key) for key in config if key != "out"])
+    plain: Any = OmegaConf.to_container(
+        asked, resolve=True, throw_on_missing=True, enum_to_str=True
+    )
+    return dict(plain)

@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"oled: {error}", file=sys.stderr)
         return BAD_USAGE
     except (UserError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # the reader of our output has gone, as `| head` does
+        if isinstance(
+            error, BrokenPipeError
+        ):  # the reader of our output has gone, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return DONE
         print(f"oled: {error}", file=sys.stderr)

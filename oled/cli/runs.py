@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from oled.cli.usage import UsageError
 from oled.errors import nearest
@@ -27,7 +26,8 @@ KEYS = {
   model=tiny|NAME|PATH         the bundled model, or a checkpoint folder
   model.dtype= model.device=   how and where it runs
   prompts=FILE                 JSONL with `question` or `prompt` (and `answer` for mode=forced)
-  limit=N batch_size=N         how many prompts, and how many at once
+  skip=N limit=N batch_size=N  which prompts, and how many at once
+  horizons=H score_width=M     also next-gate predictions, and the best router scores
   decode=block_diffusion|autoregressive
   decode.block_length=16 decode.threshold=0.9 decode.mode=free|forced decode.max_new_tokens=128
   out=DIR                      the trace""",
@@ -40,6 +40,7 @@ KEYS = {
   runtime=NAME|FILE.yaml       what the software adds
   cost.geometry=NAME           take bytes and times of another model
   workload.batch_size=1        requests in lockstep
+  calibration=NAME|DIR         another trace, for policies that learn beforehand
   timeline=FILE.json.gz        opens in Perfetto; window=[first,count] chooses the forwards
   out=OUT                      writes OUT/metrics.json; a sweep OUT/results.parquet
 
@@ -96,16 +97,19 @@ def _hydra(verb: str, arguments: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to us instead of to the terminal
     import hydra
 
-    from oled.cli import jobs, overrides, schema
+    from oled.cli import jobs, overrides, schema, sweep
 
     schema.register()
+    job = {"record": jobs.record, "simulate": jobs.simulate}[verb]
     sys.argv = [f"oled {verb}", *overrides.rewrite(arguments)]
-    job: Callable[[Any], None] = {"record": jobs.record, "simulate": jobs.simulate}[verb]
+    main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=verb)
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=verb)(job)()
+        main(functools.partial(jobs.run, job))()
+        if jobs.failure:
+            raise jobs.failure[0]
     except Exception as error:
         line = overrides.complaint(error, verb)
         if line is None:
             raise
         raise line from error
-    return 0
+    return 0 if sweep.SweepFolder.path is None else sweep.finish(sweep.SweepFolder.path)

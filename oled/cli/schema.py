@@ -53,6 +53,7 @@ class Simulate:
     cache: Cache = field(default_factory=Cache)
     workload: Workload = field(default_factory=Workload)
     cost: Cost = field(default_factory=Cost)
+    calibration: str | None = MISSING
     seed: int = MISSING
     timeline: str | None = MISSING
     window: list[int] | None = MISSING
@@ -66,18 +67,19 @@ class Model:
 
 
 @dataclass
-class BlockDiffusion:
-    _target_: str = MISSING
-    block_length: int = MISSING
-    threshold: float = MISSING
+class Decode:
+    kind: str = MISSING
     mode: Mode = MISSING
     max_new_tokens: int = MISSING
+    eos_ids: list[int] | None = MISSING
 
 
 @dataclass
-class Autoregressive:
-    _target_: str = MISSING
-    max_new_tokens: int = MISSING
+class BlockDiffusion(Decode):
+    block_length: int = MISSING
+    threshold: float = MISSING
+    tokens_per_forward: int | None = MISSING
+    mask_id: int | None = MISSING
 
 
 @dataclass
@@ -88,8 +90,11 @@ class Record:
     model: Model = field(default_factory=Model)
     decode: Any = MISSING
     prompts: str = MISSING
+    skip: int = MISSING
     limit: int | None = MISSING
     batch_size: int = MISSING
+    horizons: int = MISSING
+    score_width: int = MISSING
     seed: int = MISSING
 
 
@@ -99,4 +104,4 @@ def register() -> None:
     store(name="simulate_schema", node=Simulate)
     store(name="record_schema", node=Record)
     store(group="decode", name="block_diffusion_schema", node=BlockDiffusion)
-    store(group="decode", name="autoregressive_schema", node=Autoregressive)
+    store(group="decode", name="autoregressive_schema", node=Decode)

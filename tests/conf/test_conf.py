@@ -1,0 +1,103 @@
+"""Every configuration file composes, and every option becomes what it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from oled.cli import jobs, schema
+from oled.hardware.profile import load_profile
+from oled.hardware.runtime import load_runtime
+from oled.paths import conf_dir, trace_path
+from oled.policies.composition import load_composition
+
+VERB_OF = {
+    "trace": "simulate",
+    "policy": "simulate",
+    "hardware": "simulate",
+    "runtime": "simulate",
+    "cache": "simulate",
+    "cost": "simulate",
+    "workload": "simulate",
+    "experiment": "simulate",
+    "model": "record",
+    "decode": "record",
+}
+OPTIONS = [
+    (group, file.stem) for group in VERB_OF for file in sorted((conf_dir() / group).glob("*.yaml"))
+]
+
+
+@pytest.fixture(autouse=True)
+def hydra() -> Iterator[None]:
+    schema.register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        yield
+    GlobalHydra.instance().clear()
+
+
+def composed(verb: str, *overrides: str):
+    return OmegaConf.to_container(compose(verb, list(overrides)), enum_to_str=True)
+
+
+def test_no_group_is_forgotten():
+    groups = {file.parent.name for file in conf_dir().glob("*/*.yaml")}
+    assert groups == set(VERB_OF)
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes(group, option):
+    config = composed(VERB_OF[group], f"{group}={option}")
+    assert group == "experiment" or config[group]
+
+
+@pytest.mark.parametrize("verb", ["simulate", "record"])
+def test_defaults_compose(verb):
+    assert composed(verb)["seed"] == 0
+
+
+def test_the_schema_names_every_key_of_the_verbs():
+    for verb, shape in (("simulate", schema.Simulate), ("record", schema.Record)):
+        assert set(composed(verb)) == set(shape.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "policy"])
+def test_every_policy_loads_by_name_and_as_composed(name):
+    mapping = composed("simulate", f"policy={name}")["policy"]
+    assert load_composition(mapping).name == load_composition(name).name == name
+
+
+@pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "hardware"])
+def test_every_profile_loads_as_composed(name):
+    assert load_profile(composed("simulate", f"hardware={name}")["hardware"]) == load_profile(name)
+
+
+@pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "runtime"])
+def test_every_runtime_loads_as_composed(name):
+    assert load_runtime(composed("simulate", f"runtime={name}")["runtime"]) == load_runtime(name)
+
+
+@pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "decode"])
+def test_every_decoding_is_instantiated(name):
+    settings = jobs.decoding(composed("record", f"decode={name}")["decode"])
+    assert (
+        settings == type(settings)(block_length=16)
+        if name == "block_diffusion"
+        else type(settings)()
+    )
+
+
+@pytest.mark.parametrize("name", ["demo", "calibration"])
+def test_bundled_traces_are_there(name):
+    assert (
+        trace_path(composed("simulate", f"trace={name}")["trace"]["path"]) / "trace.json"
+    ).is_file()
+
+
+def test_one_number_of_a_profile_can_be_replaced():
+    config = composed("simulate", "hardware.h2d_pinned='25 GB/s'")
+    assert load_profile(config["hardware"]).h2d_pinned.value == 25.0
