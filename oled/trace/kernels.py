@@ -246,6 +246,25 @@ def mean_by_step(
 
 
 @njit
+def multiply(left: Array, right: Array, result: Array) -> None:
+    """left f32[T, D] times right f32[D, M] into result f32[T, M].
+
+    Not BLAS: the sums come in one order everywhere, and no threads wait for a busy core.
+    """
+    rows, inner = left.shape
+    columns = right.shape[1]
+    for begin in range(0, columns, 1024):
+        end = min(begin + 1024, columns)
+        for row in range(rows):
+            for column in range(begin, end):
+                result[row, column] = 0.0
+            for i in range(inner):
+                factor = left[row, i]
+                for column in range(begin, end):
+                    result[row, column] += factor * right[i, column]
+
+
+@njit
 def select_experts(
     scores: Array,  # f32[rows, E]
     groups: int,

@@ -94,7 +94,7 @@ def _renumbered(
     return columns
 
 
-def _take(table: Any, rows: NDArray[np.bool_], but: tuple[str, ...] = ()) -> Columns:
+def _take(table: Any, rows: NDArray[np.bool_], but: tuple[str, ...] = ()) -> dict[str, Any]:
     """Chosen rows of a table's columns; a missing optional column stays None."""
     columns = {field.name: getattr(table, field.name) for field in fields(table)}
     return {
