@@ -19,10 +19,11 @@ Floats = NDArray[np.float64]
 OVERLAP_POWER = 1.5
 """Reading weights and arithmetic overlap in part: time = (read^p + arithmetic^p)^(1/p).
 
-p = 1.5 fits the tokens x active grid of [LLMS] (16 and more active experts, 1 to 2048 tokens) to
-3.5 % rms and 8.3 % at worst; a sum (p = 1) misses by up to 16 %, a plain maximum by up to 21 %. It
-keeps the time flat below 64 tokens and adds 0.12 to 0.26 us a token above, as measured there. Being
-a norm it is sub-additive: one launch group never costs more than two that share its work.
+With the best launch time, rate and share of the peak, p = 1.5 fits the tokens x active grid of
+[LLMS] (16 and more active experts, 1 to 2048 tokens) to 3.5 % rms and 8.3 % at worst; a sum (p = 1)
+misses by up to 16 %, a plain maximum by up to 21 %. It keeps the time flat below 64 tokens and adds
+0.12 to 0.26 us a token above, as measured there. Being a norm it is sub-additive: one launch group
+never costs more than two that share its work.
 """
 GROUP_TOKENS = 2048
 """Tokens up to which [LLMS] measured launch groups."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from hardware.shapes import MINI, PROFILES, RUNTIMES, profile_data, table
 
+from hardware.shapes import MINI, PROFILES, RUNTIMES, profile_data, table
 from oled.errors import UserError
 from oled.hardware import (
     Profile,

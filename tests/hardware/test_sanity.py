@@ -8,8 +8,8 @@ its own rounding; a crossover may fall short by the tokens of one padded tile.
 from __future__ import annotations
 
 import pytest
-from hardware.shapes import FLASH, MINI, costs
 
+from hardware.shapes import FLASH, MINI, costs
 from oled.hardware import CostTables, crossover, load_profile
 from oled.hardware.shape import ExpertShape
 from oled.models.catalogue import ModelGeometry
