@@ -6,6 +6,7 @@ Write with `TraceWriter`, read with `load`, turn into what the simulator eats wi
 from oled.trace.batch import batch
 from oled.trace.errors import TraceError
 from oled.trace.manifest import Gap, Kept, Manifest, Part, Status, read_manifest
+from oled.trace.memory import select_requests, trace_of_records
 from oled.trace.reader import load
 from oled.trace.schema import (
     NO_EXPERT,
@@ -74,4 +75,6 @@ __all__ = [
     "load",
     "next_use",
     "read_manifest",
+    "select_requests",
+    "trace_of_records",
 ]
