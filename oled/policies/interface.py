@@ -22,7 +22,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from oled._jit import njit
+from oled._jit import bare_njit
 
 # Columns of `Step.mass`; see oled.trace.steps.
 GATE, GATE_MASKED, CONF_MASKED, CONF_OPENED = 0, 1, 2, 3
@@ -71,7 +71,9 @@ class Step(NamedTuple):
     clock: int  # layer-steps since the run began; grows by one a step
     expert: NDArray[np.uint16]  # [A] ids, ascending
     count: NDArray[np.int32]  # [A] tokens routed to the expert
-    mass: NDArray[np.float32]  # [A, 4] sums over tokens: GATE, GATE_MASKED, CONF_MASKED, CONF_OPENED
+    mass: NDArray[
+        np.float32
+    ]  # [A, 4] sums over tokens: GATE, GATE_MASKED, CONF_MASKED, CONF_OPENED
     last_token: NDArray[np.int32]  # [A] order of the last mention (token-major)
     next_use: NDArray[np.int64]  # [A] next layer-step of this expert, NEVER if none; [0] if unknown
     scores: NDArray[np.float32]  # [E] mean router probability over the tokens; [0] if not recorded
@@ -128,7 +130,9 @@ class Plan(NamedTuple):
 
     state: NDArray[np.uint8]  # [E] ABSENT, RESIDENT, LANDED, IN_FLIGHT
     place: NDArray[np.uint8]  # [E] written by the dispatch: ON_GPU, TRANSFER, ON_CPU, DROPPED
-    rank: NDArray[np.float64]  # [E] written by the dispatch: transfers go in ascending rank, then id
+    rank: NDArray[
+        np.float64
+    ]  # [E] written by the dispatch: transfers go in ascending rank, then id
     stays: NDArray[np.uint8]  # [E] 1 if the newcomer becomes resident
     order: NDArray[np.int64]  # [E] the transfers, first to last
     evicted: NDArray[np.int64]  # [L*E] layer * E + expert
@@ -192,7 +196,7 @@ DISPATCH = types.void(STEP, CACHE, COSTS, PLAN, _MEMORY, _PARAMS)
 """Dispatch: `plan.place` and `plan.rank`; misses arrive as TRANSFER, everything else as ON_GPU."""
 
 ASK = types.void(STEP, CACHE, COSTS, PLAN, SIDE, QUEUE, _MEMORY, _PARAMS)
-"""Prefetch: append to `queue`, or clear it (`span[:] = 0`) and write it anew."""
+"""Prefetch: append to `queue`, or clear it (both of `span` 0) and write it anew."""
 
 
 class Kernel:
@@ -208,7 +212,7 @@ class Kernel:
 
     @functools.cache  # noqa: B019  (kernels live as long as their module)
     def compiled(self) -> Callable[..., None]:
-        compiled: Callable[..., None] = njit(self.signature)(self.function)
+        compiled: Callable[..., None] = bare_njit(self.signature)(self.function)
         return compiled
 
 

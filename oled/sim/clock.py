@@ -7,7 +7,7 @@ nanosecond at which the GPU falls idle belongs to the next group.
 
 from __future__ import annotations
 
-from oled._jit import njit
+from oled._jit import bare_njit
 from oled.policies.decide import position
 from oled.policies.interface import (
     COPYING,
@@ -30,7 +30,6 @@ from oled.policies.interface import (
     Step,
 )
 from oled.sim.lanes import (
-    AHEAD,
     COPY_STALL,
     CPU,
     CPU_BEGIN,
@@ -40,6 +39,7 @@ from oled.sim.lanes import (
     DEMAND,
     GPU,
     GPU_UNTIL,
+    H2D,
     IDLE,
     LINK_BEGAN,
     LINK_ENDED,
@@ -71,14 +71,14 @@ from oled.sim.lanes import (
 NO_EVENT = 2**62
 
 
-@njit
+@bare_njit
 def group_ns(costs: Costs, layer: int, assignments: int, experts: int) -> int:
     """GPU time of one launch group; `assignments` is the sum of its experts' token counts."""
     tokens = (assignments + costs.top_k - 1) // costs.top_k
     return costs.gpu_ns[costs.layer_class[layer], tokens, experts]
 
 
-@njit
+@bare_njit
 def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache) -> None:
     """An expert fetched ahead has landed: a FILL joins its layer now, one too late is given back.
 
@@ -93,7 +93,7 @@ def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache) -> N
         give_back(lanes, layer, expert, cache)
 
 
-@njit
+@bare_njit
 def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
     """Free a staging slot whose expert was fetched in vain."""
     cache.staged[layer, expert] = NOT_STAGED
@@ -101,7 +101,7 @@ def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
     lanes.moved[WASTED] += cache.expert_bytes[layer]
 
 
-@njit
+@bare_njit
 def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
     """Re-label a staging slot: the newcomer replaces the lowest resident if it stands above it."""
     if cache.used[layer] >= cache.capacity[layer]:
@@ -140,7 +140,7 @@ def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
     cache.total[0] += cache.expert_bytes[layer]
 
 
-@njit
+@bare_njit
 def run_until(
     lanes: Lanes,
     until: int,
@@ -173,7 +173,7 @@ def run_until(
             settle_landed(lanes, routed, busy_layer, cache)
 
 
-@njit
+@bare_njit
 def run_layer(
     lanes: Lanes,
     step: Step,
@@ -300,12 +300,10 @@ def run_layer(
     t[CPU_LEFT] = 0
     if cpu_back > t[NOW]:
         lanes.stall[CPU_STALL] += cpu_back - t[NOW]
-        run_until(
-            lanes, cpu_back, forward, step.index, layer, cache, costs, queue, staging
-        )
+        run_until(lanes, cpu_back, forward, step.index, layer, cache, costs, queue, staging)
 
 
-@njit
+@bare_njit
 def run_layer_serially(
     lanes: Lanes, step: Step, plan: Plan, cache: Cache, costs: Costs, writes_back: bool
 ) -> None:
@@ -354,7 +352,7 @@ def run_layer_serially(
     t[LINK_ENDED] = copied
 
 
-@njit
+@bare_njit
 def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache) -> None:
     """After a layer: its staged experts leave staging (used ones have been re-labelled), FILLs join.
 

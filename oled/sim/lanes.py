@@ -13,8 +13,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oled._jit import njit
-from oled.policies.interface import COPYING, FILL, NOT_STAGED, STAGED, STAGED_FILL, Cache, Costs, Queue
+from oled._jit import bare_njit
+from oled.policies.interface import (
+    COPYING,
+    FILL,
+    NOT_STAGED,
+    STAGED,
+    STAGED_FILL,
+    Cache,
+    Costs,
+    Queue,
+)
 
 PPM = 1_000_000
 
@@ -34,7 +43,9 @@ GPU, H2D, D2H, CPU = range(4)
 COPY_STALL, CPU_STALL, POLICY_STALL = range(3)
 
 # Kinds of timeline entries.
-LOG_HEAD, LOG_DENSE, LOG_HITS, LOG_LANDED, LOG_COPY, LOG_PREFETCH, LOG_CPU, LOG_OUT, LOG_POLICY = range(9)
+LOG_HEAD, LOG_DENSE, LOG_HITS, LOG_LANDED, LOG_COPY, LOG_PREFETCH, LOG_CPU, LOG_OUT, LOG_POLICY = (
+    range(9)
+)
 LOG_RESIDENTS, LOG_QUEUE = 9, 10
 
 
@@ -66,7 +77,7 @@ def new_lanes(log_capacity: int) -> Lanes:
     )
 
 
-@njit
+@bare_njit
 def note(
     lanes: Lanes, kind: int, begin: int, end: int, forward: int, layer: int, item: int
 ) -> None:
@@ -79,7 +90,7 @@ def note(
     lanes.logged[0] = n + 1
 
 
-@njit
+@bare_njit
 def put_on_link(lanes: Lanes, what: int, work_ns: int, wake_ns: int) -> None:
     """Begin a copy now. A link that stood still needs `wake_ns` more (an isolated copy's latency)."""
     t = lanes.t
@@ -88,7 +99,7 @@ def put_on_link(lanes: Lanes, what: int, work_ns: int, wake_ns: int) -> None:
     t[LINK_WHAT], t[LINK_LEFT], t[LINK_BEGAN] = what, work_ns * PPM, t[NOW]
 
 
-@njit
+@bare_njit
 def rate_ppm(lanes: Lanes, costs: Costs) -> int:
     """Speed of link and CPU at this moment: below PPM while both read host memory."""
     t = lanes.t
@@ -96,7 +107,7 @@ def rate_ppm(lanes: Lanes, costs: Costs) -> int:
     return costs.contention_ppm if both else PPM
 
 
-@njit
+@bare_njit
 def pass_time(lanes: Lanes, until: int, rate: int) -> None:
     """Let time pass to `until` at the present rates; no event lies in between."""
     t = lanes.t
@@ -110,12 +121,12 @@ def pass_time(lanes: Lanes, until: int, rate: int) -> None:
     t[NOW] = until
 
 
-@njit
+@bare_njit
 def finish_time(now: int, left: int, rate: int) -> int:
     return now + (left + rate - 1) // rate
 
 
-@njit
+@bare_njit
 def take_prefetch(
     lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, routed: int, room: int
 ) -> int:
@@ -125,7 +136,8 @@ def take_prefetch(
     whose layer-step is not later than `routed`, are dropped. `room`: staging slots it may take.
     """
     if lanes.paused[P_CHUNKS] > 0:
-        lanes.copying[:] = lanes.paused
+        for j in range(lanes.paused.size):
+            lanes.copying[j] = lanes.paused[j]
         lanes.paused[P_CHUNKS] = 0
         put_on_link(lanes, AHEAD, lanes.copying[P_LEFT], costs.copy_wake_ns)
         return 0
@@ -152,7 +164,7 @@ def take_prefetch(
     return -1
 
 
-@njit
+@bare_njit
 def end_chunk(lanes: Lanes, cache: Cache, forward: int) -> bool:
     """A prefetch (or a chunk of it) has crossed the link; True if the whole expert has landed."""
     layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]
@@ -160,7 +172,8 @@ def end_chunk(lanes: Lanes, cache: Cache, forward: int) -> bool:
     lanes.t[LINK_WHAT], lanes.t[LINK_ENDED] = IDLE, lanes.t[NOW]
     lanes.copying[P_CHUNKS] -= 1
     if lanes.copying[P_CHUNKS] > 0:
-        lanes.paused[:] = lanes.copying
+        for j in range(lanes.paused.size):
+            lanes.paused[j] = lanes.copying[j]
         return False
     cache.staged[layer, expert] = STAGED_FILL if lanes.copying[P_KIND] == FILL else STAGED
     lanes.moved[MOVED] += cache.expert_bytes[layer]

@@ -78,9 +78,7 @@ def is_decoding(steps: Steps) -> NDArray[np.bool_]:
 
 def tokens_of_a_row(steps: Steps, rows: Mapping[int, int]) -> float:
     """Tokens produced, per row of a batch: sum over requests (groups) of produced / rows."""
-    return sum(
-        float(steps.produced[steps.request == group].sum()) / n for group, n in rows.items()
-    )
+    return sum(float(steps.produced[steps.request == group].sum()) / n for group, n in rows.items())
 
 
 def tpot_ns(forward_ns: Ints, steps: Steps, rows: Mapping[int, int]) -> float | None:

@@ -69,6 +69,7 @@ class Replay:
     lanes: Lanes
     cache: Cache
     groups: NDArray[np.int64]  # request (or batch group) of each row of tally.by_phase
+    initial_residents: int  # placed free of charge before each request
 
 
 def replay_steps(
@@ -103,6 +104,7 @@ def replay_steps(
         np.zeros((layers, L_COLUMNS), np.int64),
         np.zeros(steps.num_forwards, np.int64),
         np.zeros(steps.num_forwards, np.int64),
+        np.zeros(11, np.int64),
         np.zeros(steps.expert.size if settings.plans else 0, np.uint8),
         np.zeros(steps.expert.size if settings.plans else 0, np.int32),
     )
@@ -150,7 +152,7 @@ def replay_steps(
         options,
         tally,
     )
-    return Replay(tally, lanes, cache, groups)
+    return Replay(tally, lanes, cache, groups, int(start.resident.sum()))
 
 
 def _initial(
@@ -257,9 +259,7 @@ def _plan(layers: int, experts: int) -> Plan:
     )
 
 
-def _side(
-    steps: Steps, request: NDArray[np.int64], calibration: Calibration, seed: int
-) -> Side:
+def _side(steps: Steps, request: NDArray[np.int64], calibration: Calibration, seed: int) -> Side:
     empty = np.zeros(0, np.int64)
     return Side(
         offsets=steps.offsets,

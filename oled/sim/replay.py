@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from oled._jit import njit
+from oled._jit import bare_njit
 from oled.policies import interface
 from oled.policies.decide import (
     admit,
@@ -28,7 +28,6 @@ from oled.policies.decide import (
     touch,
 )
 from oled.policies.interface import (
-    ABSENT,
     DROPPED,
     IN_FLIGHT,
     LANDED,
@@ -36,7 +35,6 @@ from oled.policies.interface import (
     N_EVICTED_ACTIVE,
     NOT_STAGED,
     ON_CPU,
-    ON_GPU,
     PREFETCHED,
     RESIDENT,
     TRANSFER,
@@ -52,7 +50,6 @@ from oled.policies.interface import (
 from oled.sim.clock import clear_layer, run_layer, run_layer_serially, run_until
 from oled.sim.lanes import (
     GPU,
-    GPU_UNTIL,
     IDLE,
     LATE,
     LINK_WHAT,
@@ -160,11 +157,12 @@ class Tally(NamedTuple):
     by_layer: NDArray[np.int64]  # [L, L_COLUMNS]
     begin_ns: NDArray[np.int64]  # [F]
     end_ns: NDArray[np.int64]  # [F]
+    before: NDArray[np.int64]  # [11] scratch: what the lanes had done at the last booking
     plans: NDArray[np.uint8]  # [N] state | place << 2 | stays << 4; [0] if not wanted
     orders: NDArray[np.int32]  # [N] place in the transfer order, -1 if none; [0] if not wanted
 
 
-@njit
+@bare_njit
 def reset(cache: Cache, start: Start, lanes: Lanes, queue: Queue) -> None:
     """Begin afresh: initial residents, scores from the prior, nothing on its way."""
     layers, experts = cache.resident.shape
@@ -184,19 +182,27 @@ def reset(cache: Cache, start: Start, lanes: Lanes, queue: Queue) -> None:
             if start.resident[layer, expert] != 0:
                 cache.used[layer] += 1
                 cache.total[0] += cache.expert_bytes[layer]
-    queue.span[:] = 0
+    queue.span[0] = queue.span[1] = 0
     lanes.t[LINK_WHAT] = IDLE
     lanes.paused[P_CHUNKS] = 0
 
 
-@njit
+@bare_njit
+def clear(memory: NDArray[np.float64]) -> None:
+    for i in range(memory.shape[0]):
+        for j in range(memory.shape[1]):
+            for k in range(memory.shape[2]):
+                memory[i, j, k] = 0.0
+
+
+@bare_njit
 def propose(step: Step, cache: Cache, plan: Plan, options: Options) -> bool:
     """Whether the policy decides this layer-step: prefill may be streamed or bypassed instead."""
     judge(step, cache, plan)
     return step.phase != PREFILL or options.prefill == PREFILL_POLICY
 
 
-@njit
+@bare_njit
 def settle(step: Step, cache: Cache, plan: Plan, options: Options, decided: bool) -> None:
     """Who stays, in which order transfers go."""
     if decided and options.admission == 2:
@@ -206,7 +212,7 @@ def settle(step: Step, cache: Cache, plan: Plan, options: Options, decided: bool
     arrange(step, plan)
 
 
-@njit
+@bare_njit
 def slots_now(step: Step, cache: Cache, options: Options) -> int:
     """Slots that a copy for this layer may take before anything is evicted."""
     if options.overshoot:
@@ -218,7 +224,7 @@ def slots_now(step: Step, cache: Cache, options: Options) -> int:
     return room + options.staging - cache.total[2]
 
 
-@njit
+@bare_njit
 def book_evicted(cache: Cache, plan: Plan, lanes: Lanes) -> None:
     """An expert fetched ahead that leaves before its first use was fetched in vain."""
     for j in range(plan.count[N_EVICTED]):
@@ -229,7 +235,7 @@ def book_evicted(cache: Cache, plan: Plan, lanes: Lanes) -> None:
             cache.fresh[layer, expert] &= TRANSFERRED
 
 
-@njit
+@bare_njit
 def fit_capacities(cache: Cache, plan: Plan, lanes: Lanes) -> None:
     """After an allocation: layers whose capacity was cut lose their lowest residents at once."""
     plan.count[N_EVICTED] = 0
@@ -238,7 +244,7 @@ def fit_capacities(cache: Cache, plan: Plan, lanes: Lanes) -> None:
     book_evicted(cache, plan, lanes)
 
 
-@njit
+@bare_njit
 def count_step(
     step: Step, cache: Cache, plan: Plan, lanes: Lanes, options: Options, tally: Tally, request: int
 ) -> None:
@@ -299,7 +305,7 @@ def count_step(
     per_layer[L_STEPS] += 1
 
 
-@njit
+@bare_njit
 def write_plan(step: Step, plan: Plan, tally: Tally, first: int) -> None:
     if tally.plans.size == 0:
         return
@@ -310,7 +316,7 @@ def write_plan(step: Step, plan: Plan, tally: Tally, first: int) -> None:
         tally.orders[first + plan.order[j]] = j
 
 
-@njit
+@bare_njit
 def book_lanes(
     lanes: Lanes, before: NDArray[np.int64], row: NDArray[np.int64], elapsed: int
 ) -> None:
@@ -351,7 +357,7 @@ def replay(
     prefetch, in this order; memory that is not learned is cleared with each request.
     """
     last_request = -1
-    before = np.zeros(11, np.int64)
+    before = tally.before
     for forward in range(work.request.size):
         request, phase = work.request[forward], work.phase[forward]
         first = request != last_request
@@ -359,7 +365,7 @@ def replay(
             reset(cache, start, lanes, queue)
             for j in range(4):
                 if last_request < 0 or not learned[j]:
-                    memory[j][:] = 0.0
+                    clear(memory[j])
         last_request = request
         lanes.logged[1] = options.log_from <= forward < options.log_to
         begin = lanes.t[NOW]
@@ -460,7 +466,7 @@ def compiled_replay(signature: tuple[Any, ...]) -> Callable[..., None]:
             interface.ASK,
         )
     )
-    compiled: Callable[..., None] = njit(types.void(*pointers, *signature))(replay)
+    compiled: Callable[..., None] = bare_njit(types.void(*pointers, *signature))(replay)
     return compiled
 
 

@@ -58,7 +58,10 @@ def table(metrics: dict[str, Any]) -> str:
         ("machine", f"{origin['hardware']}, runtime {origin['runtime']}"),
         ("TPOT", _ms(metrics["tpot_ns"])),
         ("TTFT", _ms(metrics["ttft_ns"])),
-        ("forward p50 / p95", f"{_ms(metrics['forward_ns_p50'])} / {_ms(metrics['forward_ns_p95'])}"),
+        (
+            "forward p50 / p95",
+            f"{_ms(metrics['forward_ns_p50'])} / {_ms(metrics['forward_ns_p95'])}",
+        ),
         ("hit rate", _share(metrics["hit_rate"])),
         ("attainable hit rate", _share(metrics["hit_rate_attainable"])),
         ("transfers, on the CPU", f"{metrics['transfers']:,}, {metrics['cpu_executions']:,}"),

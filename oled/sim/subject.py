@@ -20,6 +20,8 @@ class Subject:
     geometry: Geometry
     steps: Steps
     lacks: frozenset[str]  # keys of NEEDS that the trace cannot serve
+    memo: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
+    """Oracles computed already, by configuration: they do not depend on the policy."""
 
     @classmethod
     def of(cls, trace: Subject | Trace | str | Path) -> Subject:
@@ -33,7 +35,9 @@ class Subject:
         return cls(name, trace.hash, trace.geometry, steps, _lacks(trace, steps))
 
     def batched(self, rows: int) -> Subject:
-        return dataclasses.replace(self, steps=batch(self.steps, rows))
+        if rows == 1:
+            return self
+        return dataclasses.replace(self, steps=batch(self.steps, rows), memo={})
 
 
 def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:

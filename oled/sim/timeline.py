@@ -1,0 +1,114 @@
+"""A window of the run as Chrome trace events (JSON), which Perfetto opens."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.sim import lanes as ln
+
+LANES = ("GPU compute", "H2D link", "CPU workers", "D2H link", "policy")
+"""Lane names, the same for simulated and live runs."""
+
+_SLICES = {
+    ln.LOG_HEAD: (0, "head"),
+    ln.LOG_DENSE: (0, "dense"),
+    ln.LOG_HITS: (0, "hits"),
+    ln.LOG_LANDED: (0, "landed"),
+    ln.LOG_COPY: (1, "copy"),
+    ln.LOG_PREFETCH: (1, "prefetch"),
+    ln.LOG_CPU: (2, "cpu experts"),
+    ln.LOG_OUT: (3, "activations out"),
+    ln.LOG_POLICY: (4, "policy"),
+}
+_EXPERT_ITEM = (ln.LOG_COPY, ln.LOG_PREFETCH)
+_COUNTERS = {ln.LOG_RESIDENTS: "resident experts", ln.LOG_QUEUE: "link queue"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """Entries i64[n, 6]: kind, begin_ns, end_ns, forward, layer (0..L-1, -1 none), item."""
+
+    name: str
+    layers: tuple[int, ...]  # absolute id of each MoE layer
+    entries: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lanes: ln.Lanes, layers: Sequence[int], name: str) -> Timeline:
+        return cls(name, tuple(layers), lanes.log[: lanes.logged[0]].copy())
+
+    def events(self, process: int = 1) -> list[dict[str, Any]]:
+        """Chrome trace events; times in microseconds. `process` sets runs side by side."""
+        return [*self._names(process), *self._slices(process), *self._flows(process)]
+
+    def write(self, path: str | Path) -> Path:
+        """Write a `.json.gz` (or plain `.json`) that ui.perfetto.dev opens; same input, same bytes."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": self.events()})
+        data = text.encode()
+        if file.suffix == ".gz":
+            data = gzip.compress(data, mtime=0)
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        temporary.write_bytes(data)
+        temporary.replace(file)
+        return file
+
+    def _names(self, process: int) -> Iterator[dict[str, Any]]:
+        yield _meta(process, 0, "process_name", {"name": f"simulated: {self.name}"})
+        for thread, lane in enumerate(LANES):
+            yield _meta(process, thread, "thread_name", {"name": lane})
+            yield _meta(process, thread, "thread_sort_index", {"sort_index": thread})
+
+    def _label(self, layer: int) -> str:
+        return "" if layer < 0 else f" L{self.layers[layer]}"
+
+    def _slices(self, process: int) -> Iterator[dict[str, Any]]:
+        for kind, begin, end, forward, layer, item in self.entries.tolist():
+            if kind in _COUNTERS:
+                yield {
+                    "ph": "C",
+                    "pid": process,
+                    "name": f"{_COUNTERS[kind]}{self._label(layer) if kind == ln.LOG_RESIDENTS else ''}",
+                    "ts": begin / 1e3,
+                    "args": {"value": item},
+                }
+                continue
+            thread, word = _SLICES[kind]
+            what = f" E{item}" if kind in _EXPERT_ITEM else ""
+            yield {
+                "ph": "X",
+                "pid": process,
+                "tid": thread,
+                "name": f"{word}{self._label(layer)}{what}",
+                "cat": word,
+                "ts": begin / 1e3,
+                "dur": (end - begin) / 1e3,
+                "args": {"forward": forward, "expert" if what else "count": item},
+            }
+
+    def _flows(self, process: int) -> Iterator[dict[str, Any]]:
+        """An arrow from each prefetch to the first launch group of its layer after it landed."""
+        groups = [e for e in self.entries.tolist() if e[0] in (ln.LOG_HITS, ln.LOG_LANDED)]
+        for number, row in enumerate(self.entries.tolist()):
+            kind, _, end, _, layer, item = row
+            if kind != ln.LOG_PREFETCH:
+                continue
+            use = next((g for g in groups if g[4] == layer and g[1] >= end), None)
+            if use is None:
+                continue
+            flow = {"pid": process, "cat": "prefetch", "name": f"prefetch E{item}", "id": number}
+            yield {**flow, "ph": "s", "tid": 1, "ts": end / 1e3}
+            yield {**flow, "ph": "f", "bp": "e", "tid": 0, "ts": use[1] / 1e3}
+
+
+def _meta(process: int, thread: int, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": thread, "name": name, "args": args}
