@@ -49,7 +49,7 @@ class CostTables:
     layer_class: Ints  # [L] the C of each MoE layer
     expert_bytes: Ints  # [L]
     labels: tuple[str, ...]  # what must stand beside a result: rescaled, partial_cost, extrapolated
-    provenance: Mapping[str, Any]  # profile, runtime, options, model of the costs
+    provenance: Mapping[str, Any]  # profile, runtime, options, model of the costs, tables used
 
 
 def build_costs(
@@ -120,6 +120,15 @@ def build_costs(
             "cpu_kernel": kernel,
             "pinned": pinned,
             "cost_model": shapes.name,
+            "measured_tables": [
+                table.source
+                for expert in shapes.experts
+                for table in (
+                    matching(profile.gpu_tables, expert.bytes, expert.top_k),
+                    matching(profile.cpu_tables, expert.bytes, expert.top_k) if tuned else None,
+                )
+                if table is not None
+            ],
             "numbers": {
                 name: f"{q.value:g} {q.unit}, {q.tag}" for name, q in profile.quantities().items()
             },

@@ -99,8 +99,8 @@ class MeasuredTable:
             raise UserError(f"{where}: time needs low <= value <= high in every cell")
         top_k = data.get("top_k")
         return cls(
-            expert_bytes=int(data["expert_bytes"]),
-            top_k=None if top_k is None else int(top_k),
+            expert_bytes=_whole(data["expert_bytes"], f"{where}: expert_bytes"),
+            top_k=None if top_k is None else _whole(top_k, f"{where}: top_k"),
             tokens=tokens,
             active=active,
             value=value,
@@ -119,10 +119,18 @@ def matching(
     return next(fitting, None)
 
 
+def _whole(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{where} holds {value!r}; it must be a whole number, 1 or more")
+    return value
+
+
 def _axis(values: Any, where: str) -> tuple[int, ...]:
-    axis = tuple(int(value) for value in values)
-    if not axis or axis[0] < 1 or any(a >= b for a, b in pairwise(axis)):
-        raise UserError(f"{where} is {list(axis)}; it must ascend from 1 or more")
+    if not isinstance(values, list):
+        raise UserError(f"{where} is {values!r}; it must be a list of whole numbers")
+    axis = tuple(_whole(value, where) for value in values)
+    if not axis or any(a >= b for a, b in pairwise(axis)):
+        raise UserError(f"{where} is {list(axis)}; it must ascend")
     return axis
 
 

@@ -133,6 +133,8 @@ NUMBER = {"value": 9, "low": 9, "high": 9, "unit": "us", "tag": "measured", "sou
         ({"gpu_tables": [{"tokens": [1]}]}, ["gpu_tables[0]", "time"]),
         ({"gpu_tables": [table(9, [[1]], tokens=[1], active=[1], colour=1)]}, ["colour"]),
         ({"gpu_tables": [table(9, [[1, 2]], tokens=[2, 1])]}, ["tokens is [2, 1]", "ascend"]),
+        ({"gpu_tables": [table(9, [[1]], tokens=[0])]}, ["tokens holds 0", "1 or more"]),
+        ({"cpu_tables": [table("big", [1], tokens=[1])]}, ["expert_bytes holds 'big'"]),
         ({"gpu_tables": [table(9, [1, 2, 3], tokens=[1, 2])]}, ["time.value", "2 x 1"]),
         ({"gpu_tables": [table(9, [1, -2], tokens=[1, 2])]}, ["time.value", "-2", "positive"]),
         ({"gpu_tables": [table(9, [1, None], tokens=[1, 2])]}, ["most tokens", "complete"]),

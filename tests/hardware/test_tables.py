@@ -74,6 +74,8 @@ def test_a_cpu_table_counts_for_its_kernel_and_expert_only() -> None:
         )
         assert with_table.cpu_ns.tolist() == without.cpu_ns.tolist()
     assert costs(SDAR, profile).gpu_ns.tolist() == costs(SDAR).gpu_ns.tolist()
+    used = [c.provenance["measured_tables"] for c in (costs(MINI, profile), costs(SDAR, profile))]
+    assert used == [["test", "test"], []]
 
 
 def test_bounds_of_a_table() -> None:
