@@ -112,17 +112,22 @@ def partial_message(folder: Path, manifest: Manifest) -> str:
     """What a partial trace still holds, what is lost, and what to do."""
     kept = [part for part in manifest.parts if part.table == FORWARDS]
     forwards = sum(part.rows for part in kept)
-    listed = {part.file for part in manifest.parts}
-    lost = sorted(
-        file.name
-        for file in folder.iterdir()
-        if file.suffix == UNCLOSED or (file.suffix == ".parquet" and file.name not in listed)
-    )
+    lost = unlisted_files(folder, manifest)
     broken = f"; {', '.join(lost)} never closed" if lost else ""
     return (
         f"{folder}: the trace is partial: {len(kept)} closed parts hold forwards 0 to "
         f"{forwards - 1}{broken}; everything from forward {forwards} on is lost. Record again, or "
         f"use what is left with allow_partial=true"
+    )
+
+
+def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
+    """Files of parts that were never closed, or never listed."""
+    listed = {part.file for part in manifest.parts}
+    return sorted(
+        file.name
+        for file in folder.iterdir()
+        if file.suffix == UNCLOSED or (file.suffix == ".parquet" and file.name not in listed)
     )
 
 
@@ -173,7 +178,7 @@ def read_columns(
 ) -> Columns:
     """Columns of all parts of a table without lists of varying length, each filled in place."""
     parts = [part for part in manifest.parts if part.table == table]
-    _check_schema(folder, parts, table, manifest.geometry.top_k)
+    check_schema(folder, parts, table, manifest.geometry.top_k)
     total = sum(part.rows for part in parts)
     columns: Columns = {}
     at = 0
@@ -189,7 +194,8 @@ def read_columns(
     return columns
 
 
-def _check_schema(folder: Path, parts: Sequence[Part], table: str, top_k: int) -> None:
+def check_schema(folder: Path, parts: Sequence[Part], table: str, top_k: int) -> None:
+    """Refuse parts whose columns are missing or of another type."""
     for part in parts:
         found = open_part(folder, part).schema_arrow
         width, biased = 0, False
@@ -217,7 +223,7 @@ def to_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
 
 def _read_predictions(folder: Path, manifest: Manifest) -> pa.Table:
     parts = [part for part in manifest.parts if part.table == PREDICTIONS]
-    _check_schema(folder, parts, PREDICTIONS, manifest.geometry.top_k)
+    check_schema(folder, parts, PREDICTIONS, manifest.geometry.top_k)
     return pa.concat_tables(open_part(folder, part).read() for part in parts)
 
 

@@ -114,7 +114,7 @@ class Model:
 
     def project(self, latents: Floats) -> Floats:
         """Router logits of latents [T, D], before anything is added: [T, L, E]."""
-        from oled.trace import kernels
+        from oled.trace.synthetic import kernels
 
         logits = np.empty((len(latents), self.projection.shape[1]), dtype=np.float32)
         kernels.multiply(latents, self.projection, logits)
@@ -135,7 +135,7 @@ class Model:
 
     def route(self, logits: Floats) -> tuple[NDArray[np.uint16], Floats]:
         """Grouped top-k of the sigmoid: ids and weights [L, T, k]."""
-        from oled.trace import kernels
+        from oled.trace.synthetic import kernels
 
         tokens, layers, top_k = *logits.shape[:2], self.geometry.top_k
         scores = (1.0 / (1.0 + np.exp(-logits))).reshape(tokens * layers, self.experts)

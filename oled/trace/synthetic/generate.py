@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from oled.trace.manifest import Manifest
 from oled.trace.memory import trace_of_records
-from oled.trace.process import LAYERED, WIDE, Floats, Model, Process, Text
 from oled.trace.schema import (
     ConfidenceKind,
     ForwardRecord,
@@ -27,21 +26,9 @@ from oled.trace.schema import (
     WeightKind,
 )
 from oled.trace.steps import Steps, build_steps
+from oled.trace.synthetic.process import Floats, Model, Process, Text
 from oled.trace.tables import Trace
 from oled.trace.writer import TraceWriter
-
-__all__ = [
-    "LAYERED",
-    "WIDE",
-    "Process",
-    "Workload",
-    "llada2_mini",
-    "synthetic",
-    "synthetic_manifest",
-    "synthetic_steps",
-    "synthetic_trace",
-    "write_synthetic",
-]
 
 
 @dataclass(frozen=True, slots=True)
