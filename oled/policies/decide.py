@@ -5,7 +5,7 @@ Used unchanged by the simulator and by the live executor. Nothing here knows a c
 
 from __future__ import annotations
 
-from oled._jit import bare_njit
+from oled._jit import bare_njit, inner_njit
 from oled.policies.interface import (
     ABSENT,
     COPYING,
@@ -31,7 +31,7 @@ STAMP_STEP = 1 << 20
 """Stamps are clock x 2^20 + the order of the last mention inside the step: T x k stays below 2^20."""
 
 
-@bare_njit
+@inner_njit
 def judge(step: Step, cache: Cache, plan: Plan) -> None:
     """Fill `plan.state` before anything moves; misses are proposed as transfers in id order."""
     layer = step.layer
@@ -59,7 +59,7 @@ def touch(step: Step, cache: Cache) -> None:
         cache.stamp[step.layer, step.expert[i]] = step.clock * STAMP_STEP + step.last_token[i]
 
 
-@bare_njit
+@inner_njit
 def _take_out(layer: int, expert: int, cache: Cache, plan: Plan) -> None:
     cache.resident[layer, expert] = 0
     cache.used[layer] -= 1
@@ -68,7 +68,7 @@ def _take_out(layer: int, expert: int, cache: Cache, plan: Plan) -> None:
     plan.count[N_EVICTED] += 1
 
 
-@bare_njit
+@inner_njit
 def evict(layer: int, expert: int, step: Step, cache: Cache, plan: Plan) -> None:
     """Take one resident out and note it in the plan."""
     _take_out(layer, expert, cache, plan)
@@ -78,7 +78,7 @@ def evict(layer: int, expert: int, step: Step, cache: Cache, plan: Plan) -> None
             plan.count[N_EVICTED_ACTIVE] += 1
 
 
-@bare_njit
+@inner_njit
 def position(step: Step, expert: int) -> int:
     """Where `expert` stands in the active set (ascending ids), or -1."""
     low, high = 0, step.expert.size
@@ -93,14 +93,14 @@ def position(step: Step, expert: int) -> int:
     return -1
 
 
-@bare_njit
+@inner_njit
 def insert(layer: int, expert: int, cache: Cache) -> None:
     cache.resident[layer, expert] = 1
     cache.used[layer] += 1
     cache.total[0] += cache.expert_bytes[layer]
 
 
-@bare_njit
+@inner_njit
 def admit(
     step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: bool, pooled: bool
 ) -> None:
@@ -122,7 +122,7 @@ def admit(
         _shrink_layer(step, cache, plan, demand, overshoot)
 
 
-@bare_njit
+@inner_njit
 def _drop(expert: int, step: Step, cache: Cache, plan: Plan) -> None:
     """Take an expert of this layer out again: a newcomer does not stay, a resident is evicted."""
     i = position(step, expert)
@@ -135,7 +135,7 @@ def _drop(expert: int, step: Step, cache: Cache, plan: Plan) -> None:
         evict(step.layer, expert, step, cache, plan)
 
 
-@bare_njit
+@inner_njit
 def _shrink_layer(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: bool) -> None:
     layer = step.layer
     surplus = cache.used[layer] - cache.capacity[layer]
@@ -166,7 +166,7 @@ def _shrink_layer(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot:
             _drop(cache.item[j], step, cache, plan)
 
 
-@bare_njit
+@inner_njit
 def _shrink_pool(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: bool) -> None:
     """Evict the lowest of the whole model until its bytes fit the budget.
 
@@ -205,7 +205,7 @@ def _shrink_pool(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: 
         _drop(step.expert[lowest], step, cache, plan)
 
 
-@bare_njit
+@inner_njit
 def _below(step: Step, cache: Cache, i: int, j: int) -> bool:
     a, b = step.expert[i], step.expert[j]
     key_a, key_b = cache.score[step.layer, a], cache.score[step.layer, b]
@@ -213,7 +213,7 @@ def _below(step: Step, cache: Cache, i: int, j: int) -> bool:
     return key_a < key_b or (key_a == key_b and older)
 
 
-@bare_njit
+@inner_njit
 def _lowest_of_layer(layer: int, step: Step, cache: Cache, demand: bool) -> None:
     cache.item[layer] = -1
     for expert in range(cache.num_experts[layer]):
@@ -230,7 +230,7 @@ def _lowest_of_layer(layer: int, step: Step, cache: Cache, demand: bool) -> None
             cache.item[layer], cache.key[layer], cache.age[layer] = expert, key, age
 
 
-@bare_njit
+@inner_njit
 def fit_capacity(layer: int, cache: Cache, plan: Plan) -> None:
     """Evict the lowest of a layer whose capacity was cut."""
     surplus = cache.used[layer] - cache.capacity[layer]
@@ -256,7 +256,7 @@ def remember(step: Step, cache: Cache) -> None:
         cache.age[expert] = cache.stamp[step.layer, expert]
 
 
-@bare_njit
+@inner_njit
 def serve_one_by_one(step: Step, cache: Cache, plan: Plan, by_mention: bool) -> None:
     """Naive replay: experts one after the other, in id order or in the order of their last mention.
 
@@ -287,7 +287,7 @@ def serve_one_by_one(step: Step, cache: Cache, plan: Plan, by_mention: bool) -> 
         plan.rank[i] = step.last_token[i] if by_mention else i
 
 
-@bare_njit
+@inner_njit
 def _victim(layer: int, cache: Cache) -> int:
     best = -1
     for expert in range(cache.num_experts[layer]):
@@ -300,7 +300,7 @@ def _victim(layer: int, cache: Cache) -> int:
     return best
 
 
-@bare_njit
+@inner_njit
 def arrange(step: Step, plan: Plan) -> None:
     """Order the transfers and count: those that will not stay go first, then by (rank, id).
 
@@ -323,7 +323,7 @@ def arrange(step: Step, plan: Plan) -> None:
             plan.count[N_LATE] += 1
 
 
-@bare_njit
+@inner_njit
 def _sort_by_rank(plan: Plan, first: int, last: int) -> None:
     """Stable insertion sort of `plan.order[first:last]` by rank (mostly sorted, mostly short)."""
     for j in range(first + 1, last):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from oled._jit import bare_njit
+from oled._jit import inner_njit
 
 
-@bare_njit
+@inner_njit
 def select_lowest(
     key: NDArray[np.float64], age: NDArray[np.int64], item: NDArray[np.int64], n: int, lowest: int
 ) -> None:

@@ -7,7 +7,7 @@ nanosecond at which the GPU falls idle belongs to the next group.
 
 from __future__ import annotations
 
-from oled._jit import bare_njit
+from oled._jit import bare_njit, inner_njit
 from oled.policies.decide import position
 from oled.policies.interface import (
     COPYING,
@@ -71,14 +71,14 @@ from oled.sim.lanes import (
 NO_EVENT = 2**62
 
 
-@bare_njit
+@inner_njit
 def group_ns(costs: Costs, layer: int, assignments: int, experts: int) -> int:
     """GPU time of one launch group; `assignments` is the sum of its experts' token counts."""
     tokens = (assignments + costs.top_k - 1) // costs.top_k
     return costs.gpu_ns[costs.layer_class[layer], tokens, experts]
 
 
-@bare_njit
+@inner_njit
 def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache) -> None:
     """An expert fetched ahead has landed: a FILL joins its layer now, one too late is given back.
 
@@ -93,7 +93,7 @@ def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache) -> N
         give_back(lanes, layer, expert, cache)
 
 
-@bare_njit
+@inner_njit
 def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
     """Free a staging slot whose expert was fetched in vain."""
     cache.staged[layer, expert] = NOT_STAGED
@@ -101,7 +101,7 @@ def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
     lanes.moved[WASTED] += cache.expert_bytes[layer]
 
 
-@bare_njit
+@inner_njit
 def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
     """Re-label a staging slot: the newcomer replaces the lowest resident if it stands above it."""
     if cache.used[layer] >= cache.capacity[layer]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oled._jit import bare_njit
+from oled._jit import bare_njit, inner_njit
 from oled.policies.interface import (
     COPYING,
     FILL,
@@ -90,7 +90,7 @@ def note(
     lanes.logged[0] = n + 1
 
 
-@bare_njit
+@inner_njit
 def put_on_link(lanes: Lanes, what: int, work_ns: int, wake_ns: int) -> None:
     """Begin a copy now. A link that stood still needs `wake_ns` more (an isolated copy's latency)."""
     t = lanes.t
@@ -99,7 +99,7 @@ def put_on_link(lanes: Lanes, what: int, work_ns: int, wake_ns: int) -> None:
     t[LINK_WHAT], t[LINK_LEFT], t[LINK_BEGAN] = what, work_ns * PPM, t[NOW]
 
 
-@bare_njit
+@inner_njit
 def rate_ppm(lanes: Lanes, costs: Costs) -> int:
     """Speed of link and CPU at this moment: below PPM while both read host memory."""
     t = lanes.t
@@ -107,7 +107,7 @@ def rate_ppm(lanes: Lanes, costs: Costs) -> int:
     return costs.contention_ppm if both else PPM
 
 
-@bare_njit
+@inner_njit
 def pass_time(lanes: Lanes, until: int, rate: int) -> None:
     """Let time pass to `until` at the present rates; no event lies in between."""
     t = lanes.t
@@ -121,12 +121,12 @@ def pass_time(lanes: Lanes, until: int, rate: int) -> None:
     t[NOW] = until
 
 
-@bare_njit
+@inner_njit
 def finish_time(now: int, left: int, rate: int) -> int:
     return now + (left + rate - 1) // rate
 
 
-@bare_njit
+@inner_njit
 def take_prefetch(
     lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, routed: int, room: int
 ) -> int:
@@ -164,7 +164,7 @@ def take_prefetch(
     return -1
 
 
-@bare_njit
+@inner_njit
 def end_chunk(lanes: Lanes, cache: Cache, forward: int) -> bool:
     """A prefetch (or a chunk of it) has crossed the link; True if the whole expert has landed."""
     layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]

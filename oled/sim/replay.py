@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from oled._jit import bare_njit
+from oled._jit import bare_njit, inner_njit
 from oled.policies import interface
 from oled.policies.decide import (
     admit,
@@ -224,7 +224,7 @@ def slots_now(step: Step, cache: Cache, options: Options) -> int:
     return room + options.staging - cache.total[2]
 
 
-@bare_njit
+@inner_njit
 def book_evicted(cache: Cache, plan: Plan, lanes: Lanes) -> None:
     """An expert fetched ahead that leaves before its first use was fetched in vain."""
     for j in range(plan.count[N_EVICTED]):
