@@ -2,9 +2,9 @@
 
 numba keys a cached function by its own file only: when a function or constant that it uses lives in
 another file and changes, the old machine code is used silently. So the cache folder carries a hash
-of the sources that compiled code can share, and is set before numba is imported for the first time.
+of the sources that compiled code can share, and is set before numba is first imported.
 A part of a policy whose file defines no shared function is left out: nothing else is compiled from
-it, numba sees that file change by itself, and working on one part does not compile the engine again.
+it, numba sees that file change by itself, and work on one part does not recompile the engine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ os.environ["NUMBA_CACHE_DIR"] = str(cache_dir())
 
 import numba  # noqa: E402  (the folder must be set first)
 
-if numba.config.CACHE_DIR != os.environ["NUMBA_CACHE_DIR"]:  # numba was imported before us
+if os.environ["NUMBA_CACHE_DIR"] != numba.config.CACHE_DIR:  # numba was imported before us
     numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
 njit: Callable[..., Any] = functools.partial(numba.njit, cache=True)
