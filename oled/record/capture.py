@@ -57,7 +57,7 @@ class Staging:
         return self._buffers[name][:, :tokens].numpy().copy()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Capture:
     """The routing of one model pass."""
 

@@ -24,7 +24,7 @@ Confidence = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """A tokenised prompt, and what forced decoding writes after it."""
 
@@ -33,7 +33,7 @@ class Request:
     reference: Ids | None = None  # without the end token
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Share:
     """One request's share of one pass; arrays are [T]."""
 
@@ -50,7 +50,7 @@ class Share:
     step: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pass:
     """One run of the model. Rows that wait or have ended were computed but have no share."""
 

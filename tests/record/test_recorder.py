@@ -1,0 +1,238 @@
+"""The hooks: what they see is what the model used, and the model does not notice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from oled.errors import UserError
+from oled.record import Recorder, families
+from oled.record.families import read_family
+from oled.record.modules import geometry_of, moe_layers
+from oled.trace.schema import WeightKind
+
+from .conftest import COMMON, VOCABULARY, build
+
+DENSE_FIRST = {"qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "llada2_moe"}
+WEIGHTS = {
+    "qwen3_moe": (WeightKind.SUM_ONE, None),
+    "qwen2_moe": (WeightKind.UNNORMALISED, None),
+    "olmoe": (WeightKind.UNNORMALISED, None),
+    "mixtral": (WeightKind.SUM_ONE, None),
+    "deepseek_v2": (WeightKind.UNNORMALISED, None),
+    "deepseek_v3": (WeightKind.SCALED_SUM, 2.5),
+    "glm4_moe": (WeightKind.SUM_ONE, None),
+    "gpt_oss": (WeightKind.SOFTMAX_SELECTED, None),
+    "llada2_moe": (WeightKind.SCALED_SUM, 2.5),
+}
+SHAPE = (2, 12)
+TOKENS = 24
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randint(2, VOCABULARY, SHAPE)
+
+
+def run(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=ids).logits
+
+
+def router_outputs(model: PreTrainedModel, ids: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """What each router returned, seen by plain hooks without a recorder."""
+    seen: list[tuple[torch.Tensor, ...]] = []
+    handles = [
+        entry.router.register_forward_hook(lambda _m, _i, output: seen.append(output))
+        for entry in moe_layers(model)
+    ]
+    run(model, ids)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def test_routing_is_what_the_routers_returned(model: PreTrainedModel, ids: torch.Tensor) -> None:
+    expected = router_outputs(model, ids)
+    with Recorder(model) as recorder:
+        run(model, ids)
+        capture = recorder.take(TOKENS)
+    dense = model.config.model_type in DENSE_FIRST
+    assert capture.layers.tolist() == ([1, 2, 3] if dense else [0, 1, 2, 3])
+    for row, (_, weights, experts) in enumerate(expected):
+        assert np.array_equal(capture.expert_ids[row], experts.numpy())
+        assert np.array_equal(capture.weights[row], weights.numpy())
+
+
+@pytest.mark.parametrize("implementation", ["grouped_mm", "eager", "batched_mm"])
+def test_output_and_model_are_unchanged(
+    model: PreTrainedModel, ids: torch.Tensor, implementation: str
+) -> None:
+    model.set_experts_implementation(implementation)
+    before, known = run(model, ids), set(ALL_EXPERTS_FUNCTIONS)
+    with Recorder(model, score_width=3, horizons=2) as recorder:
+        during = run(model, ids)
+        recorder.take(TOKENS)
+    assert torch.equal(before, during)
+    assert torch.equal(before, run(model, ids))
+    assert set(ALL_EXPERTS_FUNCTIONS) == known
+    assert model.config._experts_implementation == implementation
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_weight_kind_is_the_familys_and_true(model: PreTrainedModel, ids: torch.Tensor) -> None:
+    family = read_family(model.config)
+    assert (family.weight_kind, family.weight_sum) == WEIGHTS[model.config.model_type]
+    sums = np.stack([weights.sum(-1).numpy() for _, weights, _ in router_outputs(model, ids)])
+    if family.expected_sum is None:
+        assert np.ptp(sums) > 0.01
+    else:
+        assert np.allclose(sums, family.expected_sum, rtol=1e-5)
+
+
+def test_geometry_comes_from_the_weights(model: PreTrainedModel) -> None:
+    geometry = geometry_of(model, torch.bfloat16)
+    experts = moe_layers(model)[0].experts
+    values = sum(p[0].numel() for p in experts.parameters(recurse=False))
+    assert set(geometry.expert_bytes) == {2 * values}
+    assert set(geometry.experts_per_layer) == {8}
+    assert (geometry.top_k, geometry.hidden_size, geometry.num_layers) == (2, 32, 4)
+    narrow = model.config.to_dict().get("moe_intermediate_size", COMMON["intermediate_size"])
+    assert geometry.moe_intermediate_size == narrow
+    assert geometry_of(model).expert_bytes[0] == 4 * values
+
+
+def test_shared_experts_are_counted_in_routed_ones() -> None:
+    assert read_family(build("qwen2_moe").config).shared_experts == 4
+    assert read_family(build("deepseek_v2").config).shared_experts == 2
+    assert read_family(build("mixtral").config).shared_experts == 0
+
+
+def test_scores_are_the_best_of_all_experts(model: PreTrainedModel, ids: torch.Tensor) -> None:
+    outputs = router_outputs(model, ids)
+    with Recorder(model, score_width=100) as recorder:
+        run(model, ids)
+        scores = recorder.take(TOKENS).scores(np.arange(5, 9))
+    assert scores is not None
+    sigmoid = "deepseek_v3", "glm4_moe", "llada2_moe"
+    for row, (logits, _, _) in enumerate(outputs):
+        values = logits[5:9].float()
+        values = values.sigmoid() if model.config.model_type in sigmoid else values.softmax(-1)
+        picked = np.take_along_axis(values.numpy(), scores.expert_ids[row].astype(int), -1)
+        assert scores.expert_ids.shape == (len(outputs), 4, 8)
+        assert np.allclose(scores.values[row], picked, atol=1e-6)
+        assert (np.diff(scores.values[row]) <= 0).all()
+
+
+def test_biased_scores_stand_beside_the_plain_ones(llada: PreTrainedModel) -> None:
+    with torch.no_grad():
+        for entry in moe_layers(llada):
+            entry.router.expert_bias.copy_(torch.linspace(-1, 1, 8))
+    with Recorder(llada, score_width=8) as recorder:
+        run(llada, torch.arange(2, 26)[None])
+        scores = recorder.take(TOKENS).scores(np.arange(TOKENS))
+    bias = np.linspace(-1, 1, 8, dtype=np.float32)
+    assert np.allclose(scores.biased, scores.values + bias[scores.expert_ids], atol=1e-6)
+    assert (np.diff(scores.biased) <= 0).all()
+
+
+def test_next_gates_are_asked_about_this_layers_input(model: PreTrainedModel) -> None:
+    inputs: list[torch.Tensor] = []
+    layers = moe_layers(model)
+    hooks = [e.router.register_forward_hook(lambda _m, i, _o: inputs.append(i[0])) for e in layers]
+    with Recorder(model, horizons=9) as recorder:
+        run(model, torch.arange(2, 26)[None])
+        said = recorder.take(TOKENS).predictions(np.arange(4, 10))
+    for hook in hooks:
+        hook.remove()
+    place = {entry.layer: row for row, entry in enumerate(layers)}
+    pairs = [(place[one.layer], place[one.target]) for one in said]
+    count = len(layers)
+    assert pairs == [(a, b) for a in range(count) for b in range(a + 1, count)]
+    for one, (row, target) in zip(said, pairs, strict=True):
+        with torch.inference_mode():
+            _, weights, experts = layers[target].router(inputs[row])
+        total = np.zeros(8)
+        tokens = slice(4, 10)
+        np.add.at(total, experts[tokens].numpy(), weights[tokens].numpy())
+        assert set(one.expert_ids) == set(experts[tokens].flatten().tolist())
+        assert np.allclose(one.scores, total[one.expert_ids], atol=1e-5)
+        assert (np.diff(one.scores) <= 0).all()
+
+
+def test_a_hook_that_does_not_fire_is_refused(qwen: PreTrainedModel, ids: torch.Tensor) -> None:
+    experts = moe_layers(qwen)[1].experts
+    experts.forward = lambda hidden, *_: torch.zeros_like(hidden)  # as a fused kernel would
+    with Recorder(qwen) as recorder:
+        run(qwen, ids)
+        with pytest.raises(UserError, match=r"layer 2 .*fired 0 times.*2 of 3 layers"):
+            recorder.take(TOKENS)
+
+
+def test_forwards_that_nobody_took_are_refused(qwen: PreTrainedModel, ids: torch.Tensor) -> None:
+    with Recorder(qwen) as recorder:
+        run(qwen, ids)
+        run(qwen, ids)
+        with pytest.raises(UserError, match=r"layer 1 .*fired 2 times"):
+            recorder.take(TOKENS)
+        run(qwen, ids)
+        recorder.take(TOKENS)
+
+
+def test_a_forward_of_other_tokens_is_refused(qwen: PreTrainedModel, ids: torch.Tensor) -> None:
+    with Recorder(qwen) as recorder:
+        run(qwen, ids[:1])
+        with pytest.raises(UserError, match="12 tokens of 24"):
+            recorder.take(TOKENS)
+
+
+def test_a_router_that_is_passed_by_is_refused(qwen: PreTrainedModel, ids: torch.Tensor) -> None:
+    block = qwen.model.layers[1].mlp
+    router = block.gate
+    with Recorder(qwen, horizons=1) as recorder:
+        block.gate = nn.Identity()
+        block.gate.forward = router.forward  # routes alike, but is not the hooked module
+        run(qwen, ids)
+        with pytest.raises(UserError, match=r"layer 1 .*router fired 0 times"):
+            recorder.take(TOKENS)
+
+
+def test_weights_that_break_the_familys_promise_are_refused(ids: torch.Tensor) -> None:
+    olmoe = build("olmoe")
+    olmoe.config.norm_topk_prob = True  # its routers keep their own, false, setting
+    with Recorder(olmoe) as recorder:
+        run(olmoe, ids)
+        with pytest.raises(UserError, match=r"layer 0, token 0: the weights add up to .*says 1"):
+            recorder.take(TOKENS)
+
+
+def test_an_unknown_family_claims_no_sum(
+    ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(families._RULES, "mixtral")
+    mixtral = build("mixtral")
+    family = read_family(mixtral.config)
+    assert (family.weight_kind, family.scoring) == (WeightKind.UNNORMALISED, None)
+    with Recorder(mixtral, horizons=1) as recorder:
+        run(mixtral, ids)
+        assert recorder.take(TOKENS).expert_ids.shape == (4, TOKENS, 2)
+    with pytest.raises(UserError, match="mixtral"):
+        Recorder(mixtral, score_width=4)
+
+
+def test_a_model_without_experts_is_refused() -> None:
+    with pytest.raises(UserError, match="LlamaForCausalLM has no routed experts"):
+        Recorder(LlamaForCausalLM(LlamaConfig(**COMMON)))
+
+
+def test_an_error_inside_gives_the_model_back(qwen: PreTrainedModel) -> None:
+    known = set(ALL_EXPERTS_FUNCTIONS)
+    with pytest.raises(ZeroDivisionError), Recorder(qwen, horizons=1):
+        raise ZeroDivisionError
+    assert set(ALL_EXPERTS_FUNCTIONS) == known
+    assert qwen.config._experts_implementation == "grouped_mm"
