@@ -1,9 +1,15 @@
 """One layer-step's decision: judge residency, let the parts decide, settle who stays.
 
-Used unchanged by the simulator and by the live executor. Nothing here knows a clock.
+`decide` is used unchanged by the simulator and by the live executor. Nothing here knows a clock.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numba.extending import register_jitable
+from numpy.typing import NDArray
 
 from oled._jit import bare_njit, inner_njit
 from oled.policies.interface import (
@@ -18,20 +24,94 @@ from oled.policies.interface import (
     N_TRANSFERS,
     ON_CPU,
     ON_GPU,
+    PREFILL,
+    PREFILL_POLICY,
+    PREFILL_STREAM,
     RESIDENT,
     STAGED,
     TRANSFER,
+    Admission,
     Cache,
+    Costs,
     Plan,
+    Rules,
     Step,
 )
 from oled.policies.selection import select_lowest
 
+DEMAND, SEQUENTIAL, FROZEN = (
+    int(kind) for kind in (Admission.DEMAND, Admission.SEQUENTIAL, Admission.FROZEN)
+)
 STAMP_STEP = 1 << 20
 """Stamps are clock x 2^20 + the order of the last mention inside the step: T x k stays below 2^20."""
 
 
-@inner_njit
+@register_jitable(_nrt=False)  # type: ignore[untyped-decorator]
+def decide(
+    observe: Callable[..., None],
+    watch: Callable[..., None],
+    dispatch: Callable[..., None],
+    params: tuple[NDArray[np.float64], ...],
+    memory: tuple[NDArray[np.float64], ...],
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    rules: Rules,
+) -> int:
+    """Decide one layer-step: fills `plan`, updates scores and residency.
+
+    `params` and `memory` are those of retention, allocation, dispatch and prefetch, in this order.
+    Returns the slots that copies may take at once. In Python it runs as Python (its parts may be
+    plain functions), in compiled code it is compiled.
+    """
+    judge(step, cache, plan)
+    slots = slots_now(step, cache, rules)
+    by_policy = decides(step, rules)
+    if by_policy:
+        watch(step, cache, memory[1], params[1])
+        if rules.admission == SEQUENTIAL:
+            remember(step, cache)
+    touch(step, cache)
+    if by_policy or rules.prefill == PREFILL_STREAM:
+        observe(step, cache, memory[0], params[0])
+    if by_policy and rules.admission != SEQUENTIAL:
+        dispatch(step, cache, costs, plan, memory[2], params[2])
+    settle(step, cache, plan, rules)
+    return slots + plan.count[N_EVICTED] - plan.count[N_EVICTED_ACTIVE]
+
+
+@bare_njit
+def decides(step: Step, rules: Rules) -> bool:
+    """Whether the policy decides this layer-step: prefill may be streamed or bypassed instead."""
+    return step.phase != PREFILL or rules.prefill == PREFILL_POLICY
+
+
+@bare_njit
+def slots_now(step: Step, cache: Cache, rules: Rules) -> int:
+    """Slots that a copy for this layer may take before anything is evicted."""
+    if rules.overshoot:
+        return 1 << 30
+    if rules.pooled:
+        room = (cache.total[1] - cache.total[0]) // cache.expert_bytes[step.layer]
+    else:
+        room = cache.capacity[step.layer] - cache.used[step.layer]
+    return room + rules.staging - cache.total[2]
+
+
+@bare_njit
+def settle(step: Step, cache: Cache, plan: Plan, rules: Rules) -> None:
+    """Who stays, and in which order transfers go."""
+    if decides(step, rules):
+        if rules.admission == SEQUENTIAL:
+            serve_one_by_one(step, cache, plan, rules.by_mention)
+        elif rules.admission != FROZEN:
+            demand = rules.admission == DEMAND
+            admit(step, cache, plan, demand, rules.overshoot, rules.pooled)
+    arrange(step, plan)
+
+
+@bare_njit
 def judge(step: Step, cache: Cache, plan: Plan) -> None:
     """Fill `plan.state` before anything moves; misses are proposed as transfers in id order."""
     layer = step.layer

@@ -46,6 +46,12 @@ HOLD, FILL = 0, 1
 # Plan.count
 N_TRANSFERS, N_EVICTED, N_EVICTED_ACTIVE, N_CPU, N_LATE = 0, 1, 2, 3, 4
 
+# Rules.prefill: prefill forwards are decided like the others, streamed (scores learn from them,
+# residency stays, misses are transferred), or bypassed (scores do not learn either).
+PREFILL_POLICY, PREFILL_STREAM, PREFILL_BYPASS = 0, 1, 2
+
+PREFILL = 0  # oled.trace.schema.Phase.PREFILL
+
 NEVER = 2**62
 
 
@@ -137,6 +143,17 @@ class Plan(NamedTuple):
     order: NDArray[np.int64]  # [E] the transfers, first to last
     evicted: NDArray[np.int64]  # [L*E] layer * E + expert
     count: NDArray[np.int64]  # [8] N_TRANSFERS, N_EVICTED, N_EVICTED_ACTIVE, N_CPU, N_LATE
+
+
+class Rules(NamedTuple):
+    """How a composition and the cache settings bind the parts together."""
+
+    admission: int  # Admission
+    by_mention: bool  # sequential admission in the order of mention, not of ids
+    overshoot: bool  # accounting replay: unbounded staging
+    pooled: bool  # one byte budget for all layers
+    staging: int  # staging slots, one pool for all layers
+    prefill: int  # PREFILL_*
 
 
 class Side(NamedTuple):

@@ -11,14 +11,22 @@ from numpy.typing import NDArray
 from oled.errors import UserError
 from oled.hardware.costs import CostTables
 from oled.policies.composition import Composition
-from oled.policies.interface import Admission, Cache, Costs, Plan, Queue, Side
+from oled.policies.interface import (
+    PREFILL_BYPASS,
+    PREFILL_POLICY,
+    PREFILL_STREAM,
+    Admission,
+    Cache,
+    Costs,
+    Plan,
+    Queue,
+    Rules,
+    Side,
+)
 from oled.sim.lanes import Lanes, new_lanes
 from oled.sim.replay import (
     COLUMNS,
     L_COLUMNS,
-    PREFILL_BYPASS,
-    PREFILL_POLICY,
-    PREFILL_STREAM,
     Options,
     Start,
     Tally,
@@ -114,14 +122,16 @@ def replay_steps(
         log_from, log_to = settings.timeline[0], sum(settings.timeline)
         log_entries = _log_room(steps, log_from, min(log_to, steps.num_forwards))
     lanes = new_lanes(log_entries)
-    options = Options(
+    rules = Rules(
         int(composition.admission),
         composition.by_mention,
         settings.unbounded,
         pooled,
         settings.staging_slots,
-        settings.lifecycle == "persistent",
         _PREFILL[composition.prefill],
+    )
+    options = Options(
+        settings.lifecycle == "persistent",
         composition.overlap,
         composition.writes_back,
         log_from,
@@ -149,6 +159,7 @@ def replay_steps(
         _side(steps, request.astype(np.int64), calibration, settings.seed),
         _queue(layers, experts),
         lanes,
+        rules,
         options,
         tally,
     )

@@ -18,21 +18,13 @@ from numpy.typing import NDArray
 
 from oled._jit import bare_njit, inner_njit
 from oled.policies import interface
-from oled.policies.decide import (
-    admit,
-    arrange,
-    fit_capacity,
-    judge,
-    remember,
-    serve_one_by_one,
-    touch,
-)
+from oled.policies.decide import decide, decides, fit_capacity
 from oled.policies.interface import (
     DROPPED,
     IN_FLIGHT,
     LANDED,
     N_EVICTED,
-    N_EVICTED_ACTIVE,
+    N_TRANSFERS,
     NOT_STAGED,
     ON_CPU,
     PREFETCHED,
@@ -44,6 +36,7 @@ from oled.policies.interface import (
     Costs,
     Plan,
     Queue,
+    Rules,
     Side,
     Step,
 )
@@ -104,11 +97,6 @@ from oled.sim.lanes import (
 # Columns of Tally.by_layer
 L_ACCESSES, L_HITS, L_TRANSFERS, L_CPU, L_SLOTS, L_STEPS, L_TIME, L_COLUMNS = range(8)
 
-PREFILL = 0  # oled.trace.schema.Phase.PREFILL
-
-# Options.prefill
-PREFILL_POLICY, PREFILL_STREAM, PREFILL_BYPASS = 0, 1, 2
-
 
 class Workload(NamedTuple):
     """The routing to replay: `oled.trace.steps.Steps` as plain arrays. F forwards, S layer-steps."""
@@ -132,13 +120,7 @@ class Workload(NamedTuple):
 
 
 class Options(NamedTuple):
-    admission: int  # interface.Admission
-    by_mention: bool  # sequential admission in the order of mention
-    overshoot: bool  # accounting replay: unbounded staging
-    pooled: bool  # one byte budget for all layers
-    staging: int
     persistent: bool
-    prefill: int  # PREFILL_*
     overlap: bool  # False: a blocking runtime
     writes_back: bool  # evicted experts are copied to the host (blocking runtime only)
     log_from: int  # first forward of the timeline
@@ -195,35 +177,6 @@ def clear(memory: NDArray[np.float64]) -> None:
                 memory[i, j, k] = 0.0
 
 
-@bare_njit
-def propose(step: Step, cache: Cache, plan: Plan, options: Options) -> bool:
-    """Whether the policy decides this layer-step: prefill may be streamed or bypassed instead."""
-    judge(step, cache, plan)
-    return step.phase != PREFILL or options.prefill == PREFILL_POLICY
-
-
-@bare_njit
-def settle(step: Step, cache: Cache, plan: Plan, options: Options, decided: bool) -> None:
-    """Who stays, in which order transfers go."""
-    if decided and options.admission == 2:
-        serve_one_by_one(step, cache, plan, options.by_mention)
-    elif decided and options.admission != 3:
-        admit(step, cache, plan, options.admission == 0, options.overshoot, options.pooled)
-    arrange(step, plan)
-
-
-@bare_njit
-def slots_now(step: Step, cache: Cache, options: Options) -> int:
-    """Slots that a copy for this layer may take before anything is evicted."""
-    if options.overshoot:
-        return 1 << 30
-    if options.pooled:
-        room = (cache.total[1] - cache.total[0]) // cache.expert_bytes[step.layer]
-    else:
-        room = cache.capacity[step.layer] - cache.used[step.layer]
-    return room + options.staging - cache.total[2]
-
-
 @inner_njit
 def book_evicted(cache: Cache, plan: Plan, lanes: Lanes) -> None:
     """An expert fetched ahead that leaves before its first use was fetched in vain."""
@@ -246,7 +199,7 @@ def fit_capacities(cache: Cache, plan: Plan, lanes: Lanes) -> None:
 
 @bare_njit
 def count_step(
-    step: Step, cache: Cache, plan: Plan, lanes: Lanes, options: Options, tally: Tally, request: int
+    step: Step, cache: Cache, plan: Plan, lanes: Lanes, tally: Tally, request: int
 ) -> None:
     """Book a decided layer-step; before the clock runs it."""
     row = tally.by_phase[request, step.phase]
@@ -312,7 +265,7 @@ def write_plan(step: Step, plan: Plan, tally: Tally, first: int) -> None:
     for i in range(step.expert.size):
         tally.plans[first + i] = plan.state[i] | plan.place[i] << 2 | plan.stays[i] << 4
         tally.orders[first + i] = -1
-    for j in range(plan.count[0]):
+    for j in range(plan.count[N_TRANSFERS]):
         tally.orders[first + plan.order[j]] = j
 
 
@@ -350,6 +303,7 @@ def replay(
     side: Side,
     queue: Queue,
     lanes: Lanes,
+    rules: Rules,
     options: Options,
     tally: Tally,
 ) -> None:
@@ -371,7 +325,7 @@ def replay(
         begin = lanes.t[NOW]
         at = At(forward, phase, work.block[forward], work.denoising_step[forward], int(first))
         allocate(at, cache, memory[1], params[1])
-        if not options.pooled:
+        if not rules.pooled:
             fit_capacities(cache, plan, lanes)
         for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
             lo, hi = work.offsets[index], work.offsets[index + 1]
@@ -398,26 +352,14 @@ def replay(
             dense_end = layer_begin + work.dense_ns[forward]
             lanes.busy[GPU] += work.dense_ns[forward]
             note(lanes, LOG_DENSE, layer_begin, dense_end, forward, layer, step.tokens)
-            run_until(
-                lanes, dense_end, forward, index - 1, -1, cache, costs, queue, options.staging
-            )
+            run_until(lanes, dense_end, forward, index - 1, -1, cache, costs, queue, rules.staging)
 
-            decided = propose(step, cache, plan, options)
-            slots = slots_now(step, cache, options)
-            if decided:
-                watch(step, cache, memory[1], params[1])
-                if options.admission == 2:
-                    remember(step, cache)
-            touch(step, cache)
-            if options.prefill != PREFILL_BYPASS or phase != PREFILL:
-                observe(step, cache, memory[0], params[0])
-            if decided and options.admission != 2:
-                dispatch(step, cache, costs, plan, memory[2], params[2])
-            settle(step, cache, plan, options, decided)
-            slots += plan.count[N_EVICTED] - plan.count[N_EVICTED_ACTIVE]
-            count_step(step, cache, plan, lanes, options, tally, request)
+            slots = decide(
+                observe, watch, dispatch, params, memory, step, cache, costs, plan, rules
+            )
+            count_step(step, cache, plan, lanes, tally, request)
             write_plan(step, plan, tally, lo)
-            if decided:
+            if decides(step, rules):
                 ask(step, cache, costs, plan, side, queue, memory[3], params[3])
                 if costs.policy_ns > 0:
                     now = lanes.t[NOW]
@@ -432,10 +374,10 @@ def replay(
                         cache,
                         costs,
                         queue,
-                        options.staging,
+                        rules.staging,
                     )
             if options.overlap:
-                run_layer(lanes, step, plan, cache, costs, queue, options.staging, slots)
+                run_layer(lanes, step, plan, cache, costs, queue, rules.staging, slots)
             else:
                 run_layer_serially(lanes, step, plan, cache, costs, options.writes_back)
             clear_layer(lanes, step, plan, cache)
@@ -448,7 +390,7 @@ def replay(
         lanes.busy[GPU] += work.head_ns[forward]
         note(lanes, LOG_HEAD, lanes.t[NOW], head_end, forward, -1, 0)
         routed = work.step_offsets[forward + 1] - 1
-        run_until(lanes, head_end, forward, routed, -1, cache, costs, queue, options.staging)
+        run_until(lanes, head_end, forward, routed, -1, cache, costs, queue, rules.staging)
         tally.begin_ns[forward], tally.end_ns[forward] = begin, lanes.t[NOW]
         book_lanes(lanes, before, tally.by_phase[request, phase], lanes.t[NOW] - begin)
 
