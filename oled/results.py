@@ -125,3 +125,40 @@ def as_text(table: pd.DataFrame, columns: Iterable[str] = ("policy", "slots")) -
                 "-" if pd.isna(value) else form.format(value / divisor) for value in table[column]
             ]
     return shown.to_string(index=False)
+
+
+REFERENCES = {
+    "ideal": "ideal: every expert a hit",
+    "all_resident": "all experts resident",
+    "bound_relaxed": "lower bound",
+    "ref_belady_uniform": "Belady, every miss copied",
+}
+
+
+def comparison(table: pd.DataFrame) -> str:
+    """Policies against cache sizes, references below: TPOT in ms and over the ideal, hit rate."""
+    sizes = list(dict.fromkeys(table["slots"]))
+    width = 26
+    head = "".join(
+        f"{f'{size} slots: TPOT ms':>20}{'x ideal':>9}{'hit rate':>10}" for size in sizes
+    )
+    lines = [f"{'policy':{width}}{head}"]
+    for policy in dict.fromkeys(table["policy"]):
+        rows = [table[(table["policy"] == policy) & (table["slots"] == size)] for size in sizes]
+        lines.append(f"{policy:{width}}{''.join(_cells(row, '') for row in rows)}")
+    for name, text in REFERENCES.items():
+        if f"{name}_tpot_ns" in table:
+            rows = [table[table["slots"] == size].head(1) for size in sizes]
+            lines.append(f"{text:{width}}{''.join(_cells(row, f'{name}_') for row in rows)}")
+    return "\n".join(lines)
+
+
+def _cells(row: pd.DataFrame, prefix: str) -> str:
+    """One configuration's TPOT, its ratio to the ideal and its hit rate."""
+    if row.empty:
+        return " " * 39
+    first = row.iloc[0]
+    tpot = first[f"{prefix}tpot_ns"]
+    hit = f"{prefix}hit_rate"
+    hits = f"{first[hit]:.3f}" if hit in row else "-"
+    return f"{tpot / 1e6:20.3f}{tpot / first['ideal_tpot_ns']:9.2f}{hits:>10}"

@@ -49,7 +49,7 @@ def _reference(axes: Axes, rows: pd.DataFrame, name: str, metric: str, scale: fl
     column = f"{name}_{metric}"
     if column in rows:
         line = style.REFERENCES[name]
-        axes.axhline(rows[column].iloc[0] * scale, color=line.color, ls=line.dashes, lw=0.9)
+        axes.axhline(rows[column].iloc[0] * scale, color=line.color, ls=line.dashes, lw=line.width)
 
 
 def _legend(figure: Figure, policies: list[str], table: pd.DataFrame) -> None:
@@ -58,7 +58,7 @@ def _legend(figure: Figure, policies: list[str], table: pd.DataFrame) -> None:
         Patch(facecolor=s.color, hatch=s.hatch, edgecolor="black", label=s.label) for s in shapes
     ]
     lines = [
-        Line2D([], [], color=line.color, ls=line.dashes, lw=0.9, label=line.label)
+        Line2D([], [], color=line.color, ls=line.dashes, lw=line.width, label=line.label)
         for name, line in style.REFERENCES.items()
         if f"{name}_tpot_ns" in table
     ]

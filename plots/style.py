@@ -27,11 +27,12 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A reference drawn across a figure."""
+    """A reference drawn across a figure; the broad one lies under those that may cover it."""
 
     label: str
     color: str
     dashes: str | tuple[int, tuple[int, ...]]
+    width: float = 0.9
 
 
 # Plain caches are greys, other systems are cool and the OLED family is warm; neighbours in a figure
@@ -65,7 +66,7 @@ _HATCHES = ("", "////", "....", "xxxx", "++++")
 _MARKERS = ("o", "s", "^", "D", "v")
 
 REFERENCES = {
-    "ideal": Line("ideal, all hits", "#000000", "solid"),
+    "ideal": Line("ideal, all hits", "#8c8c8c", "solid", 2.6),
     "all_resident": Line("all resident", "#000000", (0, (5, 2))),
     "bound_relaxed": Line("lower bound", "#000000", (0, (1, 1))),
     "ref_belady_uniform": Line("Belady, copies", "#7b3294", (0, (3, 1, 1, 1))),

@@ -3,9 +3,192 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
-VERBS: dict[str, str] = {}
+from oled.cli.usage import UsageError
+from oled.errors import UserError, nearest
+from oled.paths import bundled_traces, plots_dir, trace_path
+
+VERBS = {
+    "check": "prove a trace whole, or say where it is not",
+    "stats": "what a trace shows: overlap, persistence, active experts, popularity",
+    "list": "what there is by name: policies, hardware, runtimes, models, traces, plots",
+    "plot": "a figure from a results table",
+    "import": "a trace from another tool's recording",
+    "bench": "how fast this machine simulates or loads",
+}
+
+Arguments = argparse.Namespace
+Subparsers = argparse._SubParsersAction
 
 
-def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    pass
+def add_verbs(verbs: Subparsers[argparse.ArgumentParser]) -> None:
+    check = _add(verbs, "check", _check, json_too=True)
+    check.add_argument("trace", metavar="TRACE", help="a folder, or the name of a bundled trace")
+
+    stats = _add(verbs, "stats", _stats, json_too=True)
+    stats.add_argument("trace", metavar="TRACE", help="a folder, or the name of a bundled trace")
+    stats.add_argument("--plot", metavar="FILE", type=Path, help="also draw it: FILE.png, FILE.pdf")
+
+    listing = _add(verbs, "list", _list, json_too=True)
+    listing.add_argument("kind", metavar="KIND", help=", ".join(LISTS))
+
+    plot = _add(verbs, "plot", _plot)
+    plot.add_argument("name", metavar="NAME", help=", ".join(_figures()))
+    plot.add_argument("results", metavar="RESULTS", help="results.parquet, or its folder")
+    plot.add_argument("--out", metavar="DIR", type=Path, default=Path(), help="default: here")
+
+    importer = _add(verbs, "import", _import)
+    importer.add_argument("format", metavar="FORMAT")
+    importer.add_argument("source", metavar="SRC", type=Path)
+    importer.add_argument("trace", metavar="DST", type=Path, help="the folder to write")
+
+    bench = _add(verbs, "bench", _bench, json_too=True)
+    bench.add_argument("what", choices=("sim", "load"))
+
+
+def _add(
+    verbs: Subparsers[argparse.ArgumentParser],
+    verb: str,
+    run: Callable[[Arguments], int],
+    *,
+    json_too: bool = False,
+) -> argparse.ArgumentParser:
+    summary = VERBS[verb]
+    parser = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    if json_too:
+        parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _show(arguments: Arguments, data: Any, lines: Iterable[str]) -> None:
+    print(json.dumps(data, indent=1) if arguments.json else "\n".join(lines))
+
+
+def _check(arguments: Arguments) -> int:
+    from oled.trace.check import check
+
+    report = check(trace_path(arguments.trace))
+    _show(arguments, report.to_json(), report.lines())
+    if not report.ok:
+        raise UserError(f"{report.path} is not whole")
+    return 0
+
+
+def _stats(arguments: Arguments) -> int:
+    from oled.trace.stats import stats
+
+    found = stats(trace_path(arguments.trace))
+    _show(arguments, found.to_json(), found.lines())
+    if arguments.plot is not None:
+        _draw("locality", found.to_json(), arguments.plot.parent, arguments.plot.stem)
+    return 0
+
+
+def _policies() -> list[tuple[str, ...]]:
+    from oled.policies.composition import list_compositions
+
+    return [(name, text, "; ".join(needs)) for name, text, needs in list_compositions()]
+
+
+def _hardware() -> list[tuple[str, ...]]:
+    from oled.hardware.profile import list_profiles
+
+    return [*list_profiles()]
+
+
+def _runtimes() -> list[tuple[str, ...]]:
+    from oled.hardware.runtime import list_runtimes
+
+    return [*list_runtimes()]
+
+
+def _models() -> list[tuple[str, ...]]:
+    from oled.models.catalogue import MODELS
+
+    return [
+        (
+            name,
+            f"{len(m.moe_layers)} layers of {m.num_experts} experts, {m.top_k} a token, "
+            f"{m.expert_bytes / 2**20:.2f} MiB each ({m.source})",
+        )
+        for name, m in MODELS.items()
+    ]
+
+
+def _traces() -> list[tuple[str, ...]]:
+    return [(name, str(trace_path(name))) for name in bundled_traces()]
+
+
+def _figure_list() -> list[tuple[str, ...]]:
+    return [(name, str(_figure(name).__doc__).partition("\n")[0]) for name in _figures()]
+
+
+LISTS: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
+    "policies": _policies,
+    "hardware": _hardware,
+    "runtimes": _runtimes,
+    "models": _models,
+    "traces": _traces,
+    "plots": _figure_list,
+}
+
+
+def _list(arguments: Arguments) -> int:
+    if arguments.kind not in LISTS:
+        raise UsageError(f"there is no list '{arguments.kind}'; {nearest(arguments.kind, LISTS)}")
+    rows = LISTS[arguments.kind]()
+    width = max((len(row[0]) for row in rows), default=0)
+    fields = ("name", "description", "needs")
+    data = [dict(zip(fields, row, strict=False)) for row in rows]
+    lines = [
+        f"{name:{width}}  {'  · needs '.join(filter(None, rest))}".rstrip() for name, *rest in rows
+    ]
+    _show(arguments, data, lines)
+    return 0
+
+
+def _figures() -> list[str]:
+    helpers = ("__init__", "style")
+    return sorted(f.stem for f in plots_dir().glob("*.py") if f.stem not in helpers)
+
+
+def _figure(name: str) -> Any:
+    if name not in _figures():
+        raise UsageError(f"there is no figure '{name}'; {nearest(name, _figures())}")
+    return importlib.import_module(f"oled._plots.{name}")
+
+
+def _draw(name: str, data: Any, folder: Path, stem: str) -> None:
+    figure = _figure(name).draw(data)
+    for file in importlib.import_module("oled._plots.style").save(figure, folder, stem):
+        print(file, file=sys.stderr)
+
+
+def _plot(arguments: Arguments) -> int:
+    from oled.results import read_table
+
+    _figure(arguments.name)
+    _draw(arguments.name, read_table(arguments.results), arguments.out, arguments.name)
+    return 0
+
+
+def _import(arguments: Arguments) -> int:
+    from oled.trace.importers import import_trace
+
+    print(import_trace(arguments.format, arguments.source, arguments.trace))
+    return 0
+
+
+def _bench(arguments: Arguments) -> int:
+    from oled import bench
+
+    measured: dict[str, Any] = {"sim": bench.sim, "load": bench.load}[arguments.what]()
+    _show(arguments, measured, (f"{name}: {value}" for name, value in measured.items()))
+    return 0

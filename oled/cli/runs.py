@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import os
 import sys
 from pathlib import Path
@@ -74,6 +75,8 @@ def _options(group: str) -> list[str]:
 
 def run(verb: str, arguments: list[str]) -> int:
     """Runs a verb whose arguments are key=value."""
+    if not sys.stderr.isatty():  # transformers' bars, which do not ask
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     return _demo(arguments) if verb == "demo" else _hydra(verb, arguments)
 
 
@@ -88,8 +91,15 @@ def _demo(arguments: list[str]) -> int:
         values[key] = value
     from oled.demo import demo
 
+    _log_to_stderr()
     print(demo(Path(values["out"]), device=values["device"]))
     return 0
+
+
+def _log_to_stderr() -> None:
+    logger = logging.getLogger("oled")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler())
 
 
 def _hydra(verb: str, arguments: list[str]) -> int:
