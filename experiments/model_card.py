@@ -1,0 +1,142 @@
+"""Measure the bundled model again and put the tables into its card.
+
+    python experiments/model_card.py --data ../shared/data/prompts/gsm8k
+
+The prose of `oled/models/tiny/README.md` is written by hand. What stands between the lines
+`<!-- NAME -->` and `<!-- /NAME -->` is replaced: loss, calibration, experts, dtypes, samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tiny_measure
+import torch
+from export_tiny import RESULTS
+from train_tiny import Recipe, held_out
+
+from oled.models.bundled import load_tiny, tiny_path
+from oled.record.decode import BlockDiffusion
+from oled.record.prompts import load_prompts
+
+log = logging.getLogger("model_card")
+SAMPLES = 6
+DTYPE_WINDOWS = 16  # half precision is slow on a CPU
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, figures to the right."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def fill(card: str, name: str, text: str) -> str:
+    """Replace what stands between the two markers of `name`."""
+    start, stop = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if card.count(start) != 1 or card.count(stop) != 1:
+        raise ValueError(f"the card needs exactly one {start} and one {stop}")
+    before, rest = card.split(start)
+    return f"{before}{start}\n{text}\n{stop}{rest.split(stop)[1]}"
+
+
+def loss_table(path: Path, rows: int = 12) -> str:
+    """Held-out loss along the training log."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    step = max(1, -(-(len(lines) - 1) // rows))
+    chosen = [*lines[:-1:step], lines[-1]]
+    header = ("step", "minutes", "tokens (M)", "held out, B 16", "held out, B 32", "load entropy")
+    return table(
+        header,
+        (
+            (
+                line["step"],
+                f"{line['minutes']:.1f}",
+                f"{line['tokens'] / 1e6:.2f}",
+                f"{line['held_out_b16']:.3f}",
+                f"{line['held_out_b32']:.3f}",
+                f"{line['load_entropy']:.3f}",
+            )
+            for line in chosen
+        ),
+    )
+
+
+def quoted(text: str) -> str:
+    """A block quote that keeps its lines."""
+    return "\n".join(f"> {line}  " for line in text.strip().splitlines())
+
+
+def samples(data: Path) -> str:
+    """Free answers to the first held-out prompts, good or bad."""
+    prompts = load_prompts(data / "test.jsonl", limit=SAMPLES)
+    settings = BlockDiffusion(block_length=16, threshold=0.9, max_new_tokens=160)
+    parts = []
+    found = tiny_measure.answers(prompts, settings)
+    for prompt, (text, forwards, ended) in zip(prompts, found, strict=True):
+        end = "ended by itself" if ended else "cut off at 160 tokens"
+        parts.append(
+            f"**{prompt.message}**\n\n{quoted(text)}\n\n*{forwards} denoising forwards; {end}.*"
+        )
+    return "\n\n".join(parts)
+
+
+def tables(data: Path) -> dict[str, str]:
+    """All generated parts of the card but the locality."""
+    recipe = Recipe()
+    model, tokenizer = load_tiny()
+    corpus = tiny_measure.held_out_corpus(data, tokenizer)
+    whole = tiny_measure.run_held_out(model, corpus, recipe, recipe.held_out_windows)
+    part = tiny_measure.run_held_out(model, corpus, recipe, DTYPE_WINDOWS)
+    used = tiny_measure.experts_used(whole, model.config.num_experts)
+    first = model.config.first_k_dense_replace
+    routes = []
+    for dtype in (torch.float16, torch.bfloat16):
+        narrow, _ = load_tiny(dtype=dtype)
+        other = tiny_measure.run_held_out(narrow, corpus, recipe, DTYPE_WINDOWS)
+        pairs, sets = tiny_measure.same_routes(part, other)
+        routes.append((str(dtype).removeprefix("torch."), f"{pairs:.2%}", f"{sets:.2%}"))
+    shipped = held_out(model, corpus, recipe)
+    final = ", ".join(f"{value:.3f}" for value in shipped.values())
+    return {
+        "loss": loss_table(RESULTS / "train_log.jsonl")
+        + f"\n\nThe weights as shipped (fp16, computed in fp32), measured again: {final}.",
+        "calibration": table(
+            ("confidence", "masked tokens", "mean confidence", "accuracy"),
+            (
+                (n, count, f"{c:.2f}", f"{a:.2f}")
+                for n, count, c, a in tiny_measure.calibration(whole)
+            ),
+        ),
+        "experts": table(
+            ("layer", "experts used", "tokens of the least used", "tokens if all were equal"),
+            (
+                (first + layer, f"{n} of {model.config.num_experts}", least, round(mean))
+                for layer, (n, least) in enumerate(used)
+                for mean in [whole.ids[layer].numel() / model.config.num_experts]
+            ),
+        ),
+        "dtypes": table(("computed in", "same expert of a token", "same four experts"), routes),
+        "samples": samples(data),
+    }
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K's test.jsonl")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # faster than two for matrices this small
+    card = tiny_path() / "README.md"
+    text = card.read_text(encoding="utf-8")
+    for name, part in tables(args.data).items():
+        text = fill(text, name, part)
+    card.write_text(text, encoding="utf-8")
+    log.info("%s", card)
+
+
+if __name__ == "__main__":
+    main()
