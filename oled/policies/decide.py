@@ -43,10 +43,10 @@ DEMAND, SEQUENTIAL, FROZEN = (
     int(kind) for kind in (Admission.DEMAND, Admission.SEQUENTIAL, Admission.FROZEN)
 )
 STAMP_STEP = 1 << 20
-"""Stamps are clock x 2^20 + the order of the last mention inside the step: T x k stays below 2^20."""
+"""Stamps are clock x 2^20 + the order of the last mention in the step; T x k stays below 2^20."""
 
 
-@register_jitable(_nrt=False)  # type: ignore[untyped-decorator]
+@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
 def decide(
     observe: Callable[..., None],
     watch: Callable[..., None],
@@ -78,7 +78,7 @@ def decide(
     if by_policy and rules.admission != SEQUENTIAL:
         dispatch(step, cache, costs, plan, memory[2], params[2])
     settle(step, cache, plan, rules)
-    return slots + plan.count[N_EVICTED] - plan.count[N_EVICTED_ACTIVE]
+    return slots + int(plan.count[N_EVICTED] - plan.count[N_EVICTED_ACTIVE])
 
 
 @bare_njit
@@ -96,7 +96,7 @@ def slots_now(step: Step, cache: Cache, rules: Rules) -> int:
         room = (cache.total[1] - cache.total[0]) // cache.expert_bytes[step.layer]
     else:
         room = cache.capacity[step.layer] - cache.used[step.layer]
-    return room + rules.staging - cache.total[2]
+    return int(room + rules.staging - cache.total[2])
 
 
 @bare_njit
@@ -290,7 +290,7 @@ def _below(step: Step, cache: Cache, i: int, j: int) -> bool:
     a, b = step.expert[i], step.expert[j]
     key_a, key_b = cache.score[step.layer, a], cache.score[step.layer, b]
     older = cache.stamp[step.layer, a] < cache.stamp[step.layer, b]
-    return key_a < key_b or (key_a == key_b and older)
+    return bool(key_a < key_b or (key_a == key_b and older))
 
 
 @inner_njit

@@ -39,8 +39,8 @@ NOT_STAGED, COPYING, STAGED, STAGED_FILL = 0, 1, 2, 3
 # Cache.fresh: bits that say how an expert came to the GPU.
 PREFETCHED, TRANSFERRED = 1, 2
 
-# Queue.kind: HOLD waits in staging for its layer's next routing; FILL joins the residents as soon as
-# it lands, if its score is above the lowest of them.
+# Queue.kind: HOLD waits in staging for its layer's next routing; FILL joins the residents when it
+# lands, if its score is above the lowest of them.
 HOLD, FILL = 0, 1
 
 # Plan.count
@@ -67,7 +67,7 @@ class Admission(enum.IntEnum):
 class Step(NamedTuple):
     """One layer-step: one MoE layer of one forward, as the router left it."""
 
-    index: int  # layer-step s, 0..S-1
+    index: int  # type: ignore[assignment]  # layer-step s, 0..S-1
     forward: int
     layer: int  # 0..L-1 among the MoE layers
     phase: int  # oled.trace.schema.Phase
@@ -76,7 +76,7 @@ class Step(NamedTuple):
     tokens: int  # T of the forward
     clock: int  # layer-steps since the run began; grows by one a step
     expert: NDArray[np.uint16]  # [A] ids, ascending
-    count: NDArray[np.int32]  # [A] tokens routed to the expert
+    count: NDArray[np.int32]  # type: ignore[assignment]  # [A] tokens routed to the expert
     mass: NDArray[
         np.float32
     ]  # [A, 4] sums over tokens: GATE, GATE_MASKED, CONF_MASKED, CONF_OPENED
@@ -142,7 +142,7 @@ class Plan(NamedTuple):
     stays: NDArray[np.uint8]  # [E] 1 if the newcomer becomes resident
     order: NDArray[np.int64]  # [E] the transfers, first to last
     evicted: NDArray[np.int64]  # [L*E] layer * E + expert
-    count: NDArray[np.int64]  # [8] N_TRANSFERS, N_EVICTED, N_EVICTED_ACTIVE, N_CPU, N_LATE
+    count: NDArray[np.int64]  # type: ignore[assignment]  # [8] N_TRANSFERS, N_EVICTED, N_EVICTED_ACTIVE, N_CPU, N_LATE
 
 
 class Rules(NamedTuple):
@@ -184,9 +184,14 @@ class Queue(NamedTuple):
 
 
 def _examples() -> tuple[Step, At, Cache, Costs, Plan, Side, Queue]:
-    u1, u2, i4, i8 = (np.zeros(1, t) for t in (np.uint8, np.uint16, np.int32, np.int64))
+    u1: Any = np.zeros(1, np.uint8)
+    u2: Any = np.zeros(1, np.uint16)
+    i4: Any = np.zeros(1, np.int32)
+    i8: Any = np.zeros(1, np.int64)
     f4, f8 = np.zeros(1, np.float32), np.zeros(1, np.float64)
-    u1x2, i8x2, f8x2 = (np.zeros((1, 1), t) for t in (np.uint8, np.int64, np.float64))
+    u1x2: Any = np.zeros((1, 1), np.uint8)
+    i8x2: Any = np.zeros((1, 1), np.int64)
+    f8x2: Any = np.zeros((1, 1))
     step = Step(0, 0, 0, 0, 0, 0, 0, 0, u2, i4, np.zeros((1, 4), np.float32), i4, i8, f4)
     at = At(0, 0, 0, 0, 0)
     cache = Cache(u1x2, f8x2, i8x2, u1x2, u1x2, i8, i8, i8, i8, i8, f8x2, f8, i8, i8)
@@ -217,7 +222,7 @@ ASK = types.void(STEP, CACHE, COSTS, PLAN, SIDE, QUEUE, _MEMORY, _PARAMS)
 
 
 class Kernel:
-    """A part's function; `compiled()` gives the machine code, made on first use and cached on disk."""
+    """A part's function; `compiled()` gives its machine code, made on first use, cached on disk."""
 
     def __init__(self, function: Callable[..., None], signature: Any) -> None:
         self.function = function

@@ -1,7 +1,7 @@
 """The four kinds of part. A part is a frozen dataclass of its hyper-parameters plus its functions.
 
 `params()` hands the hyper-parameters to the kernel as float64, in the order of the fields.
-`memory_shape` is the state that the part keeps between steps ([*, *, *], float64), cleared with each
+`memory_shape` is the state that a part keeps between steps ([*, *, *], float64), cleared with each
 request unless `learned`. `needs` names the trace columns without which the part refuses to run.
 """
 
@@ -45,7 +45,7 @@ class Part:
 class Retention(Part):
     """Gives every expert of a layer a score; the lowest leaves first.
 
-    Set `observe`: a kernel of signature OBSERVE, or a method `observe(step, cache, memory, params)`.
+    Set `observe`: a kernel (OBSERVE), or a method `observe(step, cache, memory, params)`.
     """
 
     observe: ClassVar[Callable[..., Any]]

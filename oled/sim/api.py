@@ -1,4 +1,4 @@
-"""`simulate`: a trace under a policy on a machine, in one call. The CLI is a thin shell over this."""
+"""`simulate`: a trace under a policy on a machine, in one call; the CLI is a thin shell over it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def simulate(
     settings: Settings | None = None,
     **fields: Any,
 ) -> Result:
-    """Replay `trace` under `policy`; `fields` are those of `Settings` (slots=40, scope="layer", ...).
+    """Replay `trace` under `policy`; `fields` are those of `Settings` (slots=40, scope="layer").
 
     Raises UserError (one line) for whatever the user can mend: unknown names, a cache below the
     minimum, a policy whose columns the trace lacks.

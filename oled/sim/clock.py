@@ -75,7 +75,7 @@ NO_EVENT = 2**62
 def group_ns(costs: Costs, layer: int, assignments: int, experts: int) -> int:
     """GPU time of one launch group; `assignments` is the sum of its experts' token counts."""
     tokens = (assignments + costs.top_k - 1) // costs.top_k
-    return costs.gpu_ns[costs.layer_class[layer], tokens, experts]
+    return int(costs.gpu_ns[costs.layer_class[layer], tokens, experts])
 
 
 @inner_njit
@@ -307,7 +307,7 @@ def run_layer(
 def run_layer_serially(
     lanes: Lanes, step: Step, plan: Plan, cache: Cache, costs: Costs, writes_back: bool
 ) -> None:
-    """One layer-step of a blocking runtime: nothing overlaps, and evicted experts may be copied back.
+    """One layer-step of a blocking runtime: nothing overlaps; evicted experts may be copied back.
 
     Order: copies to the host (`writes_back`), copies to the device, the GPU's experts one group,
     the CPU's experts. Each copy is waited for, so each pays the isolated latency.
@@ -354,7 +354,7 @@ def run_layer_serially(
 
 @bare_njit
 def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache) -> None:
-    """After a layer: its staged experts leave staging (used ones have been re-labelled), FILLs join.
+    """After a layer its staged experts leave staging (used ones are re-labelled), FILLs join.
 
     An active one that stays is a resident by now; one that does not has done its work.
     """

@@ -92,7 +92,7 @@ def note(
 
 @inner_njit
 def put_on_link(lanes: Lanes, what: int, work_ns: int, wake_ns: int) -> None:
-    """Begin a copy now. A link that stood still needs `wake_ns` more (an isolated copy's latency)."""
+    """Begin a copy now. A link that stood still needs `wake_ns` more (isolated copy latency)."""
     t = lanes.t
     if t[LINK_ENDED] < t[NOW]:
         work_ns += wake_ns
@@ -130,7 +130,7 @@ def finish_time(now: int, left: int, rate: int) -> int:
 def take_prefetch(
     lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, routed: int, room: int
 ) -> int:
-    """Put the next prefetch on an idle link; the number of staging slots it takes newly, -1 if none.
+    """Put the next prefetch on an idle link; returns the staging slots newly taken, -1 if none.
 
     A prefetch cut short goes on first. Entries whose expert is resident or on its way already, or
     whose layer-step is not later than `routed`, are dropped. `room`: staging slots it may take.

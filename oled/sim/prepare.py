@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -291,8 +290,14 @@ def _side(steps: Steps, request: NDArray[np.int64], calibration: Calibration, se
 
 def _queue(layers: int, experts: int) -> Queue:
     room = max(64, layers * experts)
-    columns: list[Any] = [np.zeros(room, np.int64) for _ in range(5)]
-    return Queue(*columns, np.zeros(2, np.int64))
+    return Queue(
+        layer=np.zeros(room, np.int64),
+        expert=np.zeros(room, np.int64),
+        kind=np.zeros(room, np.int64),
+        due=np.zeros(room, np.int64),
+        chunks=np.zeros(room, np.int64),
+        span=np.zeros(2, np.int64),
+    )
 
 
 def _log_room(steps: Steps, first: int, last: int) -> int:

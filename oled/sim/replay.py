@@ -99,7 +99,7 @@ L_ACCESSES, L_HITS, L_TRANSFERS, L_CPU, L_SLOTS, L_STEPS, L_TIME, L_COLUMNS = ra
 
 
 class Workload(NamedTuple):
-    """The routing to replay: `oled.trace.steps.Steps` as plain arrays. F forwards, S layer-steps."""
+    """The routing to replay: `oled.trace.steps.Steps` as arrays. F forwards, S layer-steps."""
 
     request: NDArray[np.int64]  # [F] 0.. consecutive
     phase: NDArray[np.int64]
@@ -110,7 +110,7 @@ class Workload(NamedTuple):
     layer: NDArray[np.int64]  # [S]
     offsets: NDArray[np.int64]  # [S + 1]
     expert: NDArray[np.uint16]  # [N]
-    count: NDArray[np.int32]
+    count: NDArray[np.int32]  # type: ignore[assignment]
     mass: NDArray[np.float32]  # [N, 4]
     last_token: NDArray[np.int32]
     next_use: NDArray[np.int64]  # [N] or [0]
@@ -418,5 +418,6 @@ def run(parts: tuple[Any, ...], *data: Any) -> None:
         signature = tuple(numba.typeof(argument) for argument in data)
         compiled_replay(signature)(*(part.compiled() for part in parts), *data)
         return
-    functions = (p.compiled() if isinstance(p, interface.Kernel) else p for p in parts)
-    replay(*functions, *data)
+    functions = [p.compiled() if isinstance(p, interface.Kernel) else p for p in parts]
+    arguments: list[Any] = [*functions, *data]
+    replay(*arguments)

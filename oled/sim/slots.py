@@ -46,8 +46,8 @@ def parse_slots(
 ) -> Budget:
     """The room that `slots` gives.
 
-    An integer is slots of a layer (scope `global`: of the model); a number with a point a fraction of
-    all experts' bytes; text with a unit bytes for the model, shared evenly in scope `layer`.
+    An integer is slots of a layer (scope `global`: of the model), a number with a point a fraction
+    of all experts' bytes; text with a unit bytes for the model, shared evenly in scope `layer`.
     num_experts, expert_bytes i64[L].
     """
     if scope not in ("layer", "global"):

@@ -50,7 +50,7 @@ class Timeline:
         return [*self._names(process), *self._slices(process), *self._flows(process)]
 
     def write(self, path: str | Path) -> Path:
-        """Write a `.json.gz` (or plain `.json`) that ui.perfetto.dev opens; same input, same bytes."""
+        """Write a `.json.gz` (or `.json`) that ui.perfetto.dev opens; same input, same bytes."""
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"displayTimeUnit": "ms", "traceEvents": self.events()})
@@ -74,10 +74,11 @@ class Timeline:
     def _slices(self, process: int) -> Iterator[dict[str, Any]]:
         for kind, begin, end, forward, layer, item in self.entries.tolist():
             if kind in _COUNTERS:
+                where = self._label(layer) if kind == ln.LOG_RESIDENTS else ""
                 yield {
                     "ph": "C",
                     "pid": process,
-                    "name": f"{_COUNTERS[kind]}{self._label(layer) if kind == ln.LOG_RESIDENTS else ''}",
+                    "name": f"{_COUNTERS[kind]}{where}",
                     "ts": begin / 1e3,
                     "args": {"value": item},
                 }
