@@ -148,7 +148,7 @@ class RoutingCheck:
             "weight_sum",
             off & used.any(axis=1),
             lambda i: f"weights add up to {sums[i]:.6g}, not {expected:g}",
-            lambda i: float(sums[i]),
+            lambda i: f"{sums[i]:.6g}",
         )
 
     def _judge_counts(self) -> None:
