@@ -1,0 +1,1 @@
+"""Allocation: the slots of every layer under one budget."""

@@ -1,0 +1,1 @@
+"""Dispatch: which misses are copied and which are computed on the CPU."""

@@ -1,0 +1,1 @@
+"""Prefetch: copies asked for before their experts are needed."""

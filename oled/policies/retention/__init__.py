@@ -1,0 +1,1 @@
+"""Retention: a score for every expert of a layer; the lowest leaves first."""

@@ -1,0 +1,1 @@
+"""The simulator: the clock, its lanes, and what is counted."""
