@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,32 @@ class Replay:
     initial_residents: int  # placed free of charge before each request
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Assembly:
+    """Everything that one configuration needs; `data` are the arguments of `replay.replay`."""
+
+    functions: tuple[Any, ...]  # observe, watch, allocate, dispatch, ask
+    params: tuple[NDArray[np.float64], ...]
+    memory: tuple[NDArray[np.float64], ...]
+    learned: tuple[bool, ...]
+    work: Workload
+    cache: Cache
+    start: Start
+    costs: Costs
+    plan: Plan
+    side: Side
+    queue: Queue
+    lanes: Lanes
+    rules: Rules
+    options: Options
+    tally: Tally
+
+    @property
+    def data(self) -> tuple[Any, ...]:
+        names = [field.name for field in dataclasses.fields(self)][1:]
+        return tuple(getattr(self, name) for name in names)
+
+
 def replay_steps(
     steps: Steps,
     costs: CostTables,
@@ -88,81 +115,102 @@ def replay_steps(
     calibration: Calibration | None = None,
 ) -> Replay:
     """Run one configuration. Raises UserError where the cache is below the minimum (G13)."""
+    ready = assemble(steps, costs, composition, budget, settings, calibration)
+    run(ready.functions, *ready.data)
+    initial = int(ready.start.resident.sum())
+    return Replay(ready.tally, ready.lanes, ready.cache, np.unique(steps.request), initial)
+
+
+def assemble(
+    steps: Steps,
+    costs: CostTables,
+    composition: Composition,
+    budget: Budget,
+    settings: Settings,
+    calibration: Calibration | None = None,
+) -> Assembly:
+    """The arrays of one configuration, at its beginning."""
     layers, experts = steps.num_layers, int(steps.num_experts.max())
     if calibration is None:
         calibration = Calibration.none(layers, experts)
+    pooled = (composition.scope or settings.scope) == "global"
+    _refuse(composition, settings, pooled)
+    request = np.unique(steps.request, return_inverse=True)[1].astype(np.int64)
+    capacity = composition.allocation.initial(budget.capacity, steps.num_experts)
+    parts = composition.parts
+    persistent = settings.lifecycle == "persistent"
+    return Assembly(
+        functions=(
+            composition.retention.observe,
+            composition.allocation.watch,
+            composition.allocation.allocate,
+            composition.dispatch.dispatch,
+            composition.prefetch.ask,
+        ),
+        params=tuple(part.params() for part in parts),
+        memory=tuple(np.zeros(part.memory_shape(layers, experts)) for part in parts),
+        learned=tuple(part.learned for part in parts),
+        work=_workload(steps, request, costs, composition, persistent),
+        cache=_cache(steps, costs, budget, calibration),
+        start=Start(_initial(composition, capacity, steps, calibration, pooled), capacity),
+        costs=_costs(steps, costs, composition),
+        plan=_plan(layers, experts),
+        side=_side(steps, request, calibration, settings.seed),
+        queue=_queue(layers, experts),
+        lanes=new_lanes(_log_room(steps, *_window(steps, settings))),
+        rules=Rules(
+            int(composition.admission),
+            composition.by_mention,
+            settings.unbounded,
+            pooled,
+            settings.staging_slots,
+            _PREFILL[composition.prefill],
+        ),
+        options=Options(
+            persistent, composition.overlap, composition.writes_back, *_window(steps, settings)
+        ),
+        tally=_tally(steps, int(request.max(initial=-1)) + 1, settings),
+    )
+
+
+def _refuse(composition: Composition, settings: Settings, pooled: bool) -> None:
+    """Configurations that cannot run are refused before anything begins."""
     if composition.dispatch.transfers and not settings.unbounded and settings.staging_slots < 1:
         raise UserError(
             f"cache.staging=0: policy '{composition.name}' copies experts and needs at least "
             "1 staging slot (0 only where all misses run on the CPU)"
         )
-    pooled = (composition.scope or settings.scope) == "global"
     if pooled and composition.admission is Admission.SEQUENTIAL:
         raise UserError(
             f"policy '{composition.name}' serves one layer's experts one by one; "
             "it has no global scope: use cache.scope=layer"
         )
-    groups, request = np.unique(steps.request, return_inverse=True)
-    capacity = composition.allocation.initial(budget.capacity, steps.num_experts)
-    start = Start(_initial(composition, capacity, steps, calibration, pooled, budget), capacity)
-    cache = _cache(steps, costs, budget, calibration, composition)
-    tally = Tally(
-        np.zeros((groups.size, len(Phase), COLUMNS), np.int64),
-        np.zeros((layers, L_COLUMNS), np.int64),
-        np.zeros(steps.num_forwards, np.int64),
-        np.zeros(steps.num_forwards, np.int64),
-        np.zeros(11, np.int64),
-        np.zeros(steps.expert.size if settings.plans else 0, np.uint8),
-        np.zeros(steps.expert.size if settings.plans else 0, np.int32),
+
+
+def _window(steps: Steps, settings: Settings) -> tuple[int, int]:
+    """Forwards of the timeline: first, one past the last."""
+    if settings.timeline is None:
+        return 0, 0
+    first, number = settings.timeline
+    if not 0 <= first < steps.num_forwards or number < 1:
+        raise UserError(
+            f"timeline window [{first}, {number}]: the trace has forwards 0 to "
+            f"{steps.num_forwards - 1}; write [first, number]"
+        )
+    return first, min(first + number, steps.num_forwards)
+
+
+def _tally(steps: Steps, requests: int, settings: Settings) -> Tally:
+    entries = steps.expert.size if settings.plans else 0
+    return Tally(
+        by_phase=np.zeros((requests, len(Phase), COLUMNS), np.int64),
+        by_layer=np.zeros((steps.num_layers, L_COLUMNS), np.int64),
+        begin_ns=np.zeros(steps.num_forwards, np.int64),
+        end_ns=np.zeros(steps.num_forwards, np.int64),
+        before=np.zeros(11, np.int64),
+        plans=np.zeros(entries, np.uint8),
+        orders=np.zeros(entries, np.int32),
     )
-    log_from, log_to = 0, 0
-    log_entries = 0
-    if settings.timeline is not None:
-        log_from, log_to = settings.timeline[0], sum(settings.timeline)
-        log_entries = _log_room(steps, log_from, min(log_to, steps.num_forwards))
-    lanes = new_lanes(log_entries)
-    rules = Rules(
-        int(composition.admission),
-        composition.by_mention,
-        settings.unbounded,
-        pooled,
-        settings.staging_slots,
-        _PREFILL[composition.prefill],
-    )
-    options = Options(
-        settings.lifecycle == "persistent",
-        composition.overlap,
-        composition.writes_back,
-        log_from,
-        log_to,
-    )
-    parts = composition.parts
-    oracle = "future" in composition.needs
-    functions = (
-        composition.retention.observe,
-        composition.allocation.watch,
-        composition.allocation.allocate,
-        composition.dispatch.dispatch,
-        composition.prefetch.ask,
-    )
-    run(
-        functions,
-        tuple(part.params() for part in parts),
-        tuple(np.zeros(part.memory_shape(layers, experts)) for part in parts),
-        tuple(part.learned for part in parts),
-        _workload(steps, request.astype(np.int64), costs, oracle and options.persistent, oracle),
-        cache,
-        start,
-        _costs(steps, costs, composition),
-        _plan(layers, experts),
-        _side(steps, request.astype(np.int64), calibration, settings.seed),
-        _queue(layers, experts),
-        lanes,
-        rules,
-        options,
-        tally,
-    )
-    return Replay(tally, lanes, cache, groups, int(start.resident.sum()))
 
 
 def _initial(
@@ -171,7 +219,6 @@ def _initial(
     steps: Steps,
     calibration: Calibration,
     pooled: bool,
-    budget: Budget,
 ) -> NDArray[np.uint8]:
     """Residents u8[L, E] that are placed free of charge before a request."""
     resident = np.zeros((steps.num_layers, int(steps.num_experts.max())), np.uint8)
@@ -193,7 +240,6 @@ def _cache(
     costs: CostTables,
     budget: Budget,
     calibration: Calibration,
-    composition: Composition,
 ) -> Cache:
     layers, experts = steps.num_layers, int(steps.num_experts.max())
     shape = (layers, experts)
@@ -217,8 +263,13 @@ def _cache(
 
 
 def _workload(
-    steps: Steps, request: NDArray[np.int64], costs: CostTables, persistent: bool, oracle: bool
+    steps: Steps,
+    request: NDArray[np.int64],
+    costs: CostTables,
+    composition: Composition,
+    persistent: bool,
 ) -> Workload:
+    oracle = "future" in composition.needs
     return Workload(
         request=request,
         phase=steps.phase,
@@ -302,6 +353,8 @@ def _queue(layers: int, experts: int) -> Queue:
 
 def _log_room(steps: Steps, first: int, last: int) -> int:
     """Timeline entries that the forwards `first` to `last` can make at most."""
+    if last == first:
+        return 0
     lo, hi = steps.step_offsets[first], steps.step_offsets[last]
     active = int(steps.offsets[hi] - steps.offsets[lo])
     prefetches = 64 * int(hi - lo)

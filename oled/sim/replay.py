@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from numba import types
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from oled._jit import bare_njit, inner_njit
@@ -286,6 +287,30 @@ def book_lanes(
     row[TIME] += elapsed
 
 
+@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
+def step_of(work: Workload, index: int, forward: int) -> Step:
+    """Layer-step `index` of `forward` as the parts see it; views, nothing is copied."""
+    lo, hi = work.offsets[index], work.offsets[index + 1]
+    row = index if work.scores.shape[0] > 0 else 0
+    next_lo, next_hi = (lo, hi) if work.next_use.size > 0 else (0, 0)
+    return Step(
+        index,
+        forward,
+        work.layer[index],
+        work.phase[forward],
+        work.block[forward],
+        work.denoising_step[forward],
+        work.tokens[forward],
+        index + 1,
+        work.expert[lo:hi],
+        work.count[lo:hi],
+        work.mass[lo:hi],
+        work.last_token[lo:hi],
+        work.next_use[next_lo:next_hi],
+        work.scores[row],
+    )
+
+
 def replay(
     observe: Callable[..., None],
     watch: Callable[..., None],
@@ -328,26 +353,8 @@ def replay(
         if not rules.pooled:
             fit_capacities(cache, plan, lanes)
         for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
-            lo, hi = work.offsets[index], work.offsets[index + 1]
             layer = work.layer[index]
-            row = index if work.scores.shape[0] > 0 else 0
-            next_lo, next_hi = (lo, hi) if work.next_use.size > 0 else (0, 0)
-            step = Step(
-                index,
-                forward,
-                layer,
-                phase,
-                work.block[forward],
-                work.denoising_step[forward],
-                work.tokens[forward],
-                index + 1,
-                work.expert[lo:hi],
-                work.count[lo:hi],
-                work.mass[lo:hi],
-                work.last_token[lo:hi],
-                work.next_use[next_lo:next_hi],
-                work.scores[row],
-            )
+            step = step_of(work, index, forward)
             layer_begin = lanes.t[NOW]
             dense_end = layer_begin + work.dense_ns[forward]
             lanes.busy[GPU] += work.dense_ns[forward]
@@ -358,7 +365,7 @@ def replay(
                 observe, watch, dispatch, params, memory, step, cache, costs, plan, rules
             )
             count_step(step, cache, plan, lanes, tally, request)
-            write_plan(step, plan, tally, lo)
+            write_plan(step, plan, tally, work.offsets[index])
             if decides(step, rules):
                 ask(step, cache, costs, plan, side, queue, memory[3], params[3])
                 if costs.policy_ns > 0:
