@@ -49,7 +49,7 @@ def add_verbs(verbs: Subparsers[argparse.ArgumentParser]) -> None:
     importer.add_argument("trace", metavar="DST", type=Path, help="the folder to write")
 
     bench = _add(verbs, "bench", _bench, json_too=True)
-    bench.add_argument("what", choices=("sim", "load"))
+    bench.add_argument("what", choices=("sim", "decide", "load"))
 
 
 def _add(
@@ -189,6 +189,10 @@ def _import(arguments: Arguments) -> int:
 def _bench(arguments: Arguments) -> int:
     from oled import bench
 
-    measured: dict[str, Any] = {"sim": bench.sim, "load": bench.load}[arguments.what]()
+    measured: dict[str, Any] = {
+        "sim": bench.sim,
+        "decide": bench.decide,
+        "load": bench.load,
+    }[arguments.what]()
     _show(arguments, measured, (f"{name}: {value}" for name, value in measured.items()))
     return 0
