@@ -86,7 +86,7 @@ def build_steps(trace: Trace, *, predictor: str | None = None) -> Steps:
         trace.geometry,
     )
     order = np.argsort(forwards.request, kind="stable")
-    begin, end, step_forward, step_layer, step_offsets = _steps_of_rows(trace, order)
+    begin, end, step_forward, step_layer, step_offsets = rows_of_steps(trace, order)
     num_experts = np.array(geometry.experts_per_layer, dtype=np.int64)
     offsets = np.empty(len(begin) + 1, dtype=np.int64)
     room = int(np.minimum((end - begin) * geometry.top_k, num_experts[step_layer]).sum())
@@ -194,7 +194,7 @@ def _ints(column: NDArray[Any]) -> Ints:
     return column.astype(np.int64)
 
 
-def _steps_of_rows(trace: Trace, order: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def rows_of_steps(trace: Trace, order: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """Rows of each step, its forward (sorted by request) and dense layer, and `step_offsets`."""
     routing = trace.routing
     forward, layer = routing.forward, routing.layer
