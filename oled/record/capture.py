@@ -22,14 +22,14 @@ NEXT_GATE = "next_gate"
 class Staging:
     """Host buffers that the layers of a forward are copied into.
 
-    On CUDA they are pinned and the copies are asynchronous, so that one wait ends a forward; they
-    are used again by the next forward.
+    Copies from CUDA are asynchronous into pinned memory, so that one wait ends a forward. The next
+    forward uses the buffers again.
     """
 
-    def __init__(self, layers: int, device: torch.device) -> None:
+    def __init__(self, layers: int) -> None:
         self._layers = layers
-        self._cuda = device.type == "cuda"
         self._buffers: dict[str, Tensor] = {}
+        self._streams: set[torch.cuda.Stream] = set()  # with copies under way
 
     def put(self, name: str, row: int, source: Tensor) -> None:
         """Copy `source` [N, ...] into row `row` of the buffer `name`."""
@@ -38,15 +38,18 @@ class Staging:
         if buffer is None or buffer.shape[1] < len(source):
             # all layers of a forward have N tokens, so only its first layer can get here
             shape = (self._layers, *source.shape)
-            buffer = torch.empty(shape, dtype=kind, pin_memory=self._cuda)
+            buffer = torch.empty(shape, dtype=kind, pin_memory=source.is_cuda)
             self._buffers[name] = buffer
+        if source.is_cuda:
+            self._streams.add(torch.cuda.current_stream(source.device))
         # a copy even on the CPU: models may go on to change the tensor in place
-        buffer[row, : len(source)].copy_(source.detach().to(kind), non_blocking=self._cuda)
+        buffer[row, : len(source)].copy_(source.detach().to(kind), non_blocking=True)
 
     def wait(self) -> None:
         """Until all copies have landed."""
-        if self._cuda:
-            torch.cuda.current_stream().synchronize()
+        for stream in self._streams:
+            stream.synchronize()
+        self._streams.clear()
 
     def holds(self, name: str) -> bool:
         """Whether anything was ever put under this name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from oled import models, paths
 from oled.errors import UserError, nearest
@@ -49,6 +51,8 @@ def load_model(
     source = str(paths.model_path()) if name_or_path == BUNDLED else name_or_path
     where = {"trust_remote_code": trust_remote_code, "revision": revision}
     place = _device(device)
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source, **where)
         _refuse_dense(name_or_path, config, trust_remote_code)

@@ -69,10 +69,10 @@ def manifest_of(
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or the CPU's architecture and threads."""
+    """The GPU's name, or the CPU's architecture."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"CPU ({platform.machine()})"
 
 
 def versions() -> dict[str, str]:

@@ -46,8 +46,10 @@ class Recorder:
         self.score_width = min(score_width, *(entry.num_experts for entry in self.layers))
         self._routers = self._find_routers() if score_width or horizons else []
         self._rows = {entry.experts: row for row, entry in enumerate(self.layers)}
+        # below the dispatcher; refuses at once what does not go through it
+        self._plain = [entry.plain_forward() for entry in self.layers]
         self._delegates: dict[nn.Module, Callable[..., Tensor]] = {}
-        self._staging = Staging(len(self.layers), model.device)
+        self._staging = Staging(len(self.layers))
         self._tokens = 0
         self._reset()
         self._verified = False
@@ -56,10 +58,10 @@ class Recorder:
     def __enter__(self) -> Self:
         name = f"oled_record_{id(self):x}"
         with ExitStack() as undo:
-            for entry in self.layers:
-                before: Any = entry.experts.config
+            for entry, plain in zip(self.layers, self._plain, strict=True):
+                config: Any = entry.experts.config
                 self._delegates[entry.experts] = ALL_EXPERTS_FUNCTIONS.get_interface(
-                    before._experts_implementation, entry.plain_forward()
+                    config._experts_implementation, plain
                 )
             ALL_EXPERTS_FUNCTIONS[name] = self._on_experts
             undo.callback(ALL_EXPERTS_FUNCTIONS.pop, name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from oled.record.provenance import manifest_of
 from oled.record.recorder import Recorder
 from oled.record.records import forward_records
 from oled.trace.writer import ROWS_PER_PART, TraceWriter
+
+SMALL_MODEL = 50_000_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,7 @@ class _Tally:
     seconds: float = 0.0  # writing included
     write_seconds: float = 0.0
 
-    def decode(
-        self,
-        steps: Iterable[Pass],
-        recorder: Recorder,
-        writer: TraceWriter,
-    ) -> None:
+    def decode(self, steps: Iterable[Pass], recorder: Recorder, writer: TraceWriter) -> None:
         """Run a batch to its end and append its records."""
         start = time.perf_counter()
         for step in steps:
@@ -109,7 +107,7 @@ def record(
     recorder = Recorder(loaded.model, score_width=score_width, horizons=horizons)
     manifest = manifest_of(loaded, settings, prompts, recorder, batch_size, seed)
     tally = _Tally()
-    with TraceWriter(out, manifest, rows_per_part=rows_per_part) as writer:
+    with _threads_for(loaded), TraceWriter(out, manifest, rows_per_part=rows_per_part) as writer:
         hooks = hook_overhead(loaded.model, settings, batches[0], recorder)
         with recorder, tqdm(total=len(requests), unit="prompt", disable=None) as bar:
             for batch in batches:
@@ -126,6 +124,21 @@ def record(
         hook_fraction=hooks,
         write_fraction=tally.write_seconds / plain,
     )
+
+
+@contextmanager
+def _threads_for(loaded: LoadedModel) -> Iterator[None]:
+    """One thread for a small model: more only wait for each other.
+
+    On two cores that others use, too, the bundled model took ten times longer with two threads.
+    """
+    before = torch.get_num_threads()
+    if loaded.model.num_parameters() < SMALL_MODEL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _check_lengths(model: PreTrainedModel, requests: Sequence[Request], new_tokens: int) -> None:

@@ -230,6 +230,29 @@ def test_a_model_without_experts_is_refused() -> None:
         Recorder(LlamaForCausalLM(LlamaConfig(**COMMON)))
 
 
+def test_recorders_may_be_nested(qwen: PreTrainedModel, ids: torch.Tensor) -> None:
+    plain = run(qwen, ids)
+    with Recorder(qwen) as outer, Recorder(qwen) as inner:
+        assert torch.equal(run(qwen, ids), plain)
+        ours, theirs = outer.take(TOKENS), inner.take(TOKENS)
+    assert np.array_equal(ours.expert_ids, theirs.expert_ids)
+    assert torch.equal(run(qwen, ids), plain)
+
+
+def test_experts_that_are_not_dispatched_are_refused(qwen: PreTrainedModel) -> None:
+    class OwnExperts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down_proj = nn.Parameter(torch.zeros(8, 32, 16))
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden
+
+    qwen.model.layers[2].mlp.experts = OwnExperts()
+    with pytest.raises(UserError, match=r"layers\.2\.mlp\.experts: OwnExperts does not dispatch"):
+        Recorder(qwen)
+
+
 def test_an_error_inside_gives_the_model_back(qwen: PreTrainedModel) -> None:
     known = set(ALL_EXPERTS_FUNCTIONS)
     with pytest.raises(ZeroDivisionError), Recorder(qwen, horizons=1):

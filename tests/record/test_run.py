@@ -26,6 +26,7 @@ from oled.record import (
     record,
 )
 from oled.record import run as run_module
+from oled.trace.check import check
 from oled.trace.manifest import Status, read_manifest
 from oled.trace.reader import load
 from oled.trace.schema import Phase, WeightKind
@@ -46,6 +47,7 @@ def test_a_recording_is_a_complete_trace(loaded: LoadedModel, tmp_path: Path) ->
     )
     trace = load(tmp_path / "t", verify=True)
     manifest = trace.manifest
+    assert check(tmp_path / "t").ok
     assert (manifest.status, manifest.seed) == (Status.COMPLETE, 3)
     assert (manifest.weight_kind, manifest.weight_sum) == (WeightKind.SCALED_SUM, 2.5)
     assert trace.requests == (0, 1, 2)
@@ -91,6 +93,7 @@ def test_an_autoregressive_recording(
 ) -> None:
     loaded = LoadedModel("q", qwen, tokenizer, torch.float32)
     report = record(loaded, PROMPTS, Autoregressive(max_new_tokens=6), tmp_path / "t", batch_size=3)
+    assert check(tmp_path / "t").ok
     forwards = load(tmp_path / "t").forwards
     assert report.tokens == 15
     assert (forwards.phase == Phase.PREFILL).sum() == 3
