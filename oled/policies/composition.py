@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,9 @@ def load_composition(policy: str | Path | Mapping[str, Any] | Composition) -> Co
     if isinstance(policy, Mapping):
         return Composition.from_mapping(policy, "policy")
     file = Path(policy)
-    if file.suffix not in (".yaml", ".yml"):
+    if file.suffix in (".yaml", ".yml"):
+        make_importable(file.parent)
+    else:
         file = conf_dir() / "policy" / f"{policy}.yaml"
         if not file.is_file():
             raise UserError(f"no policy '{policy}': {nearest(str(policy), composition_names())}")
@@ -125,6 +128,13 @@ def load_composition(policy: str | Path | Mapping[str, Any] | Composition) -> Co
     if not isinstance(data, Mapping):
         raise UserError(f"{file}: a policy is a mapping")
     return Composition.from_mapping(data, str(file.name))
+
+
+def make_importable(folder: Path) -> None:
+    """Let a user's composition name parts in Python files that lie beside it."""
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.append(place)
 
 
 def composition_names() -> list[str]:

@@ -57,7 +57,7 @@ def simulate(
     subject = subject.batched(settings.batch_size)
     profile = hardware if isinstance(hardware, Profile) else load_profile(hardware)
     preset = runtime if isinstance(runtime, Runtime) else load_runtime(runtime)
-    costs = _costs(subject, profile, preset, settings.geometry)
+    costs = _costs(subject, profile, preset, settings)
     scope = composition.scope or settings.scope
     steps = subject.steps
     budget = parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
@@ -145,9 +145,7 @@ def _rows_of_groups(steps: Steps, batch_size: int) -> dict[int, int]:
     return {g: min(batch_size, requests.size - g * batch_size) for g in range(groups)}
 
 
-def _costs(
-    subject: Subject, profile: Profile, runtime: Runtime, geometry: str | None
-) -> CostTables:
+def _costs(subject: Subject, profile: Profile, runtime: Runtime, settings: Settings) -> CostTables:
     steps = subject.steps
     return build_costs(
         subject.geometry,
@@ -156,7 +154,9 @@ def _costs(
         int(steps.tokens.max(initial=1)),
         profile,
         runtime,
-        None if geometry is None else model_geometry(geometry),
+        None if settings.geometry is None else model_geometry(settings.geometry),
+        kernel=settings.cpu_kernel,
+        pinned=settings.pinned,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from oled.errors import UserError
 
@@ -17,6 +18,8 @@ class Settings:
     lifecycle: str = "request"
     batch_size: int = 1
     geometry: str | None = None  # cost.geometry: expert bytes, dense and head times of that model
+    cpu_kernel: Literal["tuned", "torch"] = "tuned"  # cost.cpu_kernel: which CPU expert code
+    pinned: bool = True  # cost.pinned: copies from pinned host memory
     timeline: tuple[int, int] | None = None  # (first forward, number of forwards) to record
     references: bool = True
     plans: bool = False  # keep the plan log
@@ -30,6 +33,8 @@ class Settings:
         staging = self.staging
         if staging != "unbounded" and (not isinstance(staging, int) or staging < 0):
             raise UserError(f"cache.staging is {staging!r}; write a number >= 0 or 'unbounded'")
+        if self.cpu_kernel not in ("tuned", "torch"):
+            raise UserError(f"cost.cpu_kernel is '{self.cpu_kernel}'; it is 'tuned' or 'torch'")
         if self.batch_size < 1:
             raise UserError(f"workload.batch_size is {self.batch_size}; it must be at least 1")
 
