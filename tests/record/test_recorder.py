@@ -259,3 +259,17 @@ def test_an_error_inside_gives_the_model_back(qwen: PreTrainedModel) -> None:
         raise ZeroDivisionError
     assert set(ALL_EXPERTS_FUNCTIONS) == known
     assert qwen.config._experts_implementation == "grouped_mm"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_copies_from_a_gpu_have_landed(model: PreTrainedModel, ids: torch.Tensor) -> None:
+    model, ids = model.cuda(), ids.cuda()
+    before = run(model, ids)
+    with Recorder(model, score_width=4, horizons=2) as recorder:
+        for _ in range(20):
+            assert torch.equal(run(model, ids), before)
+            capture = recorder.take(TOKENS)
+    for row, (_, weights, experts) in enumerate(router_outputs(model, ids)):
+        assert np.array_equal(capture.expert_ids[row], experts.cpu().numpy())
+        assert np.allclose(capture.weights[row], weights.cpu().numpy(), atol=1e-6)
