@@ -15,7 +15,7 @@ from oled.record.families import read_family
 from oled.record.modules import geometry_of, moe_layers
 from oled.trace.schema import WeightKind
 
-from .conftest import COMMON, VOCABULARY, build
+from .conftest import COMMON, CONFIGS, VOCABULARY, build
 
 DENSE_FIRST = {"qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "llada2_moe"}
 WEIGHTS = {
@@ -93,6 +93,26 @@ def test_weight_kind_is_the_familys_and_true(model: PreTrainedModel, ids: torch.
         assert np.ptp(sums) > 0.01
     else:
         assert np.allclose(sums, family.expected_sum, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "expected"),
+    [
+        ("olmoe", {"norm_topk_prob": True}, (WeightKind.SUM_ONE, None)),
+        ("qwen3_moe", {"norm_topk_prob": False}, (WeightKind.UNNORMALISED, None)),
+        ("deepseek_v3", {"norm_topk_prob": False}, (WeightKind.UNNORMALISED, None)),
+        ("deepseek_v3", {"routed_scaling_factor": 1.0}, (WeightKind.SUM_ONE, None)),
+        ("deepseek_v2", {"norm_topk_prob": True}, (WeightKind.UNNORMALISED, None)),
+    ],
+)
+def test_weight_kind_follows_the_configuration(
+    family: str, setting: dict[str, float], expected: tuple[WeightKind, float | None]
+) -> None:
+    config = CONFIGS[family]()
+    for key, value in setting.items():
+        setattr(config, key, value)
+    found = read_family(config)
+    assert (found.weight_kind, found.weight_sum) == expected
 
 
 def test_geometry_comes_from_the_weights(model: PreTrainedModel) -> None:

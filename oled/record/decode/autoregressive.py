@@ -17,9 +17,11 @@ from oled.trace.schema import ConfidenceKind, Phase
 
 @dataclass(frozen=True, slots=True)
 class Autoregressive:
-    """How to decode. A row's confidence is that of the token chosen after its last token.
+    """How to decode.
 
-    The prefill chooses the first token, which is accepted there but not `produced`.
+    The confidence of a pass's last token is the probability of the token that the model chooses
+    after it, whoever writes that one. The prefill chooses the first token, which is accepted there
+    but not `produced`.
     """
 
     mode: Mode = Mode.FREE
