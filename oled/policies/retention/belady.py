@@ -1,8 +1,8 @@
 """Belady's MIN: the expert whose next use is furthest away leaves first.
 
 With `admission: compete` this is MIN with bypass: a transferred expert may be used once and
-discarded. Optimal in hits for experts of one size, without prefetch; it knows nothing of time, so it
-is no bound on TPOT once work is shared with the CPU or copied ahead. The future is this request
+discarded. Optimal in hits for experts of one size, without prefetch; it knows nothing of time, so
+it is no bound on TPOT once work is shared with the CPU or copied ahead. The future is this request
 (lifecycle `request`) or the whole trace (`persistent`). Cost: O(A) a step; `next_use` is one pass.
 """
 

@@ -1,8 +1,9 @@
 """LRU: the expert whose last use is furthest back leaves first.
 
-Recency is the stamp that the engine keeps anyway and that breaks every tie, so the score is constant.
-Cost: O(1) a step. Used atomically (`admission: demand` or `compete`) and, in the composition
-`naive_lru`, one expert at a time (`admission: sequential`).
+The score is the clock of the last use; inside a step the engine's stamps order the experts by their
+last mention. Initial residents that were never used leave before all others, the least popular ones
+first where they came from a calibration. Cost: O(A) a step. Used atomically (`admission: demand` or
+`compete`) and, in the composition `naive_lru`, one expert at a time (`admission: sequential`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from oled.policies.part import Retention
 
 @kernel(OBSERVE)
 def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    pass
+    for i in range(step.expert.size):
+        cache.score[step.layer, step.expert[i]] = step.clock
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """OLED priority: confidence x gate weight (arXiv 2609.33385; the formula is a *reconstruction*).
 
-p(e) = sum over the forward's tokens of c_t * g_te, g normalised over the token's top-k. A confident
-token is unlikely to change its route, so an expert that confident tokens weigh heavily will be asked
-for again. Smoothed over forwards: score = smoothing * score + (1 - smoothing) * p. Tokens already
-opened count as c = 1, or with their own confidence from the logits. Prompt tokens count as 1.
-Ties (all experts that were not active, without smoothing) fall to recency. Cost: O(E) a step.
+p(e) = sum over the forward's tokens of c_t * g_te, g normalised over the token's top-k. A
+confident token is unlikely to change its route, so an expert that confident tokens weigh heavily
+will be asked for again. Smoothed over forwards: score = smoothing * score + (1 - smoothing) * p.
+Tokens already opened count as c = 1, or with their own confidence from the logits. Prompt tokens
+count as 1. Ties (all experts that were not active, without smoothing) fall to recency. Cost: O(E)
+a step.
 """
 
 from __future__ import annotations
