@@ -84,7 +84,11 @@ class _Chains:
         phase = Phase.DENOISE if (steps.phase == Phase.DENOISE).any() else Phase.DECODE
         forward = np.flatnonzero(steps.phase == phase)
         key = np.stack([steps.request[forward], steps.block[forward]])
-        chain = np.cumsum(np.append(True, (np.diff(key, axis=1) != 0).any(axis=0))[: len(forward)])
+        new = np.ones(len(forward), dtype=bool)
+        new[1:] = (np.diff(key, axis=1) != 0).any(axis=0)
+        if phase is Phase.DECODE:  # a context that does not grow has started again
+            new[1:] |= np.diff(steps.context[forward]) <= 0
+        chain = np.cumsum(new)
         names, row = np.unique(steps.request, return_inverse=True)
         return cls(phase, forward, chain.astype(np.int64), row.astype(np.int64), len(names))
 
