@@ -22,6 +22,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from oled.cli.usage import UsageError
 from oled.errors import UserError, nearest
 from oled.paths import conf_dir
+from oled.policies.composition import make_importable
 
 FOLDER_GROUPS = ("trace", "model")  # have an option `path`
 FILE_GROUPS = ("policy", "hardware", "runtime")  # an option may be a YAML file of the user's
@@ -35,6 +36,9 @@ def rewrite(overrides: Sequence[str]) -> list[str]:
 def _rewrite_one(override: str) -> Iterator[str]:
     group, _, text = override.partition("=")
     values = text.split(",")
+    if group == "hydra.searchpath":
+        for folder in re.findall(r"file://([^,\]\s'\"]+)", text):
+            make_importable(Path(folder) / "policy")  # parts may lie beside the compositions
     if group in FOLDER_GROUPS and any(_is_folder(group, value) for value in values):
         yield f"{group}=path"
         yield f"{group}.path={','.join(map(_quoted, values))}"
@@ -65,6 +69,7 @@ def _as_option(group: str, value: str) -> str:
     node = OmegaConf.load(file)
     if not isinstance(node, DictConfig):
         raise UserError(f"{file}: holds a {type(node).__name__}; it must be a mapping of fields")
+    make_importable(file.parent)
     ConfigStore.instance().store(group=group, name=file.stem, node=node)
     return file.stem
 

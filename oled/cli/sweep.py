@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pandas as pd
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -28,9 +29,16 @@ class SweepFolder(Callback):
 def finish(folder: Path) -> int:
     """Writes and prints the table of a sweep; names the failed jobs and returns the exit code."""
     table = results.gather_sweep(folder)
-    print(results.as_text(table, ["overrides"]))
+    print(results.as_text(table.assign(job=_what_varies(table["overrides"])), ["job"]))
     print(folder / results.TABLE)
     failed = table[table["error"].notna()]
     for row in failed.itertuples():
         print(f"oled: job {row.job} ({row.overrides}) failed: {row.error}", file=sys.stderr)
     return 1 if len(failed) else 0
+
+
+def _what_varies(overrides: pd.Series[str]) -> list[str]:
+    """The overrides of each job, less those that all jobs have."""
+    words = [line.split() for line in overrides]
+    common = set(words[0]).intersection(*words)
+    return [" ".join(word for word in line if word not in common) for line in words]

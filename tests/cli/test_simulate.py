@@ -1,0 +1,121 @@
+"""`oled simulate`, by itself and as a sweep, where torch can not be imported."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pandas as pd
+import pytest
+
+from oled.paths import trace_path
+
+PART = """\
+import dataclasses
+from oled.policies.retention.lru import Lru
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mine(Lru):
+    pass
+"""
+
+COMPOSITION = """\
+name: mine
+description: LRU that competes
+retention: {_target_: my_part.Mine}
+admission: compete
+"""
+
+
+def metrics(file) -> dict:
+    found = json.loads(file.read_text())
+    found.pop("wall_s")
+    return found
+
+
+def test_a_run_prints_its_table_and_writes_its_metrics(oled, tmp_path):
+    done = oled("simulate", "trace=demo", "policy=lru", "cache.slots=10", "out=run", torch=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "hit rate" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("run/metrics.json")
+    found = metrics(tmp_path / "run" / "metrics.json")
+    assert found["provenance"]["policy"] == "lru"
+    assert found["hits"] + found["transfers"] == found["accesses"]
+    assert (tmp_path / "run" / ".hydra" / "overrides.yaml").is_file()
+
+
+def test_the_same_run_gives_the_same_metrics_by_name_and_by_folder(oled, tmp_path):
+    words = ["simulate", "policy=lru", "cache.slots=0.25"]
+    for out, trace in (("a", "demo"), ("b", str(trace_path("demo")))):
+        assert oled(*words, f"trace={trace}", f"out={out}", torch=False).returncode == 0
+    assert metrics(tmp_path / "a" / "metrics.json") == metrics(tmp_path / "b" / "metrics.json")
+
+
+def test_a_sweep_ends_with_one_table(oled, tmp_path):
+    words = ["-m", "policy=lru,oled_priority", "cache.slots=8,16", "out=sweep"]
+    done = oled("simulate", *words, torch=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("policy=lru cache.slots=8") == 1
+    assert done.stdout.splitlines()[-1] == "sweep/results.parquet"
+    table = pd.read_parquet(tmp_path / "sweep" / "results.parquet")
+    assert table["policy"].tolist() == ["lru", "lru", "oled_priority", "oled_priority"]
+    assert table["slots"].tolist() == ["8", "16", "8", "16"]
+    assert table["error"].isna().all()
+    assert (table["tpot_ns"] > 0).all()
+
+
+def test_a_job_that_fails_leaves_the_others_alone_and_is_named(oled, tmp_path):
+    done = oled("simulate", "-m", "policy=lru", "cache.staging=8,0,4", "out=sweep", torch=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("oled: job 1 (")
+    assert "cache.staging=0" in last
+    table = pd.read_parquet(tmp_path / "sweep" / "results.parquet")
+    assert table["error"].notna().tolist() == [False, True, False]
+    assert table["staging"].tolist() == ["8", "0", "4"]
+
+    drawn = oled("plot", "fig05", "sweep", "--out", "figures", torch=False)
+    assert drawn.returncode == 0, drawn.stderr
+    assert (tmp_path / "figures" / "fig05.pdf").is_file()
+
+
+def test_a_second_sweep_does_not_mix_with_the_first(oled, tmp_path):
+    for values in ("8,16,32", "8,16"):
+        oled("simulate", "-m", "policy=lru", f"cache.slots={values}", "out=sweep", torch=False)
+    assert len(pd.read_parquet(tmp_path / "sweep" / "results.parquet")) == 2
+
+
+@pytest.mark.parametrize("searched", [False, True], ids=["by file", "by search path"])
+def test_a_policy_of_the_users_own(oled, tmp_path, searched):
+    folder = tmp_path / "my_conf" / "policy"
+    folder.mkdir(parents=True)
+    (folder / "my_part.py").write_text(PART)
+    (folder / "mine.yaml").write_text(COMPOSITION)
+    words = (
+        ["policy=mine", f"hydra.searchpath=[file://{folder.parent}]"]
+        if searched
+        else ["policy=my_conf/policy/mine.yaml"]
+    )
+    done = oled("simulate", *words, "out=run", torch=False)
+    assert done.returncode == 0, done.stderr
+    assert metrics(tmp_path / "run" / "metrics.json")["provenance"]["policy"] == "mine"
+
+
+def test_a_timeline_of_the_first_block(oled, tmp_path):
+    done = oled("simulate", "policy=lru", "timeline=block.json.gz", "out=run", torch=False)
+    assert done.returncode == 0, done.stderr
+    events = json.loads(gzip.decompress((tmp_path / "block.json.gz").read_bytes()))["traceEvents"]
+    assert {"GPU compute", "H2D link"} <= {
+        event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
+
+
+def test_a_number_of_the_machine_can_be_replaced(oled, tmp_path):
+    for out, rate in (("slow", "5 GB/s"), ("fast", "60 GB/s")):
+        words = [f"hardware.h2d_pinned='{rate}'", "cost.geometry=llada2_mini", f"out={out}"]
+        assert oled("simulate", "policy=lru", *words, torch=False).returncode == 0
+    slow, fast = (metrics(tmp_path / out / "metrics.json") for out in ("slow", "fast"))
+    assert slow["tpot_ns"] > fast["tpot_ns"]
+    assert slow["hits"] == fast["hits"]
