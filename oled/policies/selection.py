@@ -39,3 +39,27 @@ def select_lowest(
             left = i
         else:
             return
+
+
+@inner_njit
+def sort_lowest(
+    key: NDArray[np.float64], age: NDArray[np.int64], item: NDArray[np.int64], n: int
+) -> None:
+    """Sort the first `n` entries, lowest first, by (key, age): Shell's sort, in place.
+
+    Ages are unique, so the order is too. For the few dozen entries of an active set.
+    """
+    gap = 1
+    while gap < n // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, n):
+            this_key, this_age, this_item = key[i], age[i], item[i]
+            j = i
+            while j >= gap and (
+                key[j - gap] > this_key or (key[j - gap] == this_key and age[j - gap] > this_age)
+            ):
+                key[j], age[j], item[j] = key[j - gap], age[j - gap], item[j - gap]
+                j -= gap
+            key[j], age[j], item[j] = this_key, this_age, this_item
+        gap //= 3
