@@ -22,7 +22,6 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from oled.cli.usage import UsageError
 from oled.errors import UserError, nearest
 from oled.paths import conf_dir
-from oled.policies.composition import make_importable
 
 FOLDER_GROUPS = ("trace", "model")  # have an option `path`
 FILE_GROUPS = ("policy", "hardware", "runtime")  # an option may be a YAML file of the user's
@@ -38,7 +37,7 @@ def _rewrite_one(override: str) -> Iterator[str]:
     values = text.split(",")
     if group == "hydra.searchpath":
         for folder in re.findall(r"file://([^,\]\s'\"]+)", text):
-            make_importable(Path(folder) / "policy")  # parts may lie beside the compositions
+            _make_importable(Path(folder) / "policy")
     if group in FOLDER_GROUPS and any(_is_folder(group, value) for value in values):
         yield f"{group}=path"
         yield f"{group}.path={','.join(map(_quoted, values))}"
@@ -69,9 +68,16 @@ def _as_option(group: str, value: str) -> str:
     node = OmegaConf.load(file)
     if not isinstance(node, DictConfig):
         raise UserError(f"{file}: holds a {type(node).__name__}; it must be a mapping of fields")
-    make_importable(file.parent)
+    _make_importable(file.parent)
     ConfigStore.instance().store(group=group, name=file.stem, node=node)
     return file.stem
+
+
+def _make_importable(folder: Path) -> None:
+    """Parts of a policy may lie beside its composition."""
+    from oled.policies.composition import make_importable
+
+    make_importable(folder)
 
 
 def complaint(error: Exception, config_name: str) -> UsageError | None:
