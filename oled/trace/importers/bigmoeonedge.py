@@ -144,9 +144,11 @@ def _validate(path: Path, header: _Header, table: Table, first_line: int) -> Non
             f"{path}, line {first_line + row}: weight {weight[row]} (layer {table[row, LAYER]:g})"
         )
     cells = table[:, [TURN, STEP, LAYER, SLOT]]
-    _, first, counts = np.unique(cells, axis=0, return_index=True, return_counts=True)
-    if (counts > 1).any():
-        row = int(first[np.argmax(counts > 1)])
+    _, first = np.unique(cells, axis=0, return_index=True)
+    again = np.ones(len(cells), dtype=bool)
+    again[first] = False
+    if again.any():
+        row = int(np.argmax(again))
         raise TraceError(f"{path}, line {first_line + row}: this slot occurs twice")
 
 

@@ -44,8 +44,7 @@ def read(path: Path) -> Source:
     top_k = fields.get("k", int)
     if experts.ndim != 3 or (experts.shape[0], experts.shape[2]) != (layers, top_k):
         raise TraceError(
-            f"{path}: experts {experts.shape} must be (layers {layers}, tokens, k {top_k}), as meta "
-            f"says"
+            f"{path}: experts {experts.shape} must be (layers {layers}, tokens, k {top_k}), by meta"
         )
     wrong = (experts < 0) | (experts >= count)
     if wrong.any():
