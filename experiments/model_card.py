@@ -3,7 +3,8 @@
     python experiments/model_card.py --data ../shared/data/prompts/gsm8k
 
 The prose of `oled/models/tiny/README.md` is written by hand. What stands between the lines
-`<!-- NAME -->` and `<!-- /NAME -->` is replaced: loss, calibration, experts, dtypes, samples.
+`<!-- NAME -->` and `<!-- /NAME -->` is replaced: run, loss, calibration, experts, dtypes,
+locality, samples.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import tiny_locality
 import tiny_measure
 import torch
 from export_tiny import RESULTS
@@ -25,6 +27,7 @@ from oled.record.prompts import load_prompts
 
 log = logging.getLogger("model_card")
 SAMPLES = 6
+LOCALITY_PROMPTS = 24
 DTYPE_WINDOWS = 16  # half precision is slow on a CPU
 
 
@@ -43,9 +46,24 @@ def fill(card: str, name: str, text: str) -> str:
     return f"{before}{start}\n{text}\n{stop}{rest.split(stop)[1]}"
 
 
-def loss_table(path: Path, rows: int = 12) -> str:
+def read_log() -> list[dict[str, float]]:
+    """The training log, one entry an evaluation."""
+    text = (RESULTS / "train_log.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def run_line(train_tokens: int) -> str:
+    """How long the training was."""
+    last = read_log()[-1]
+    return (
+        f"The run: {last['step']:,} steps, {last['tokens'] / 1e6:.1f} M clean tokens "
+        f"({last['tokens'] / train_tokens:.1f} times the data), {last['minutes']:.0f} minutes."
+    )
+
+
+def loss_table(rows: int = 12) -> str:
     """Held-out loss along the training log."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = read_log()
     step = max(1, -(-(len(lines) - 1) // rows))
     chosen = [*lines[:-1:step], lines[-1]]
     header = ("step", "minutes", "tokens (M)", "held out, B 16", "held out, B 32", "load entropy")
@@ -84,11 +102,34 @@ def samples(data: Path) -> str:
     return "\n\n".join(parts)
 
 
+def locality(data: Path) -> str:
+    """Overlap, persistence by state and by confidence; the control beside them."""
+    prompts = load_prompts(data / "test.jsonl", skip=SAMPLES, limit=LOCALITY_PROMPTS)
+    found = tiny_locality.measure(prompts)
+    names = tuple(found)
+    forwards = ", ".join(f"{one.forwards} ({name})" for name, one in found.items())
+    parts = [
+        f"{len(prompts)} held-out problems, B 16; forwards recorded: {forwards}.",
+        "Overlap of active sets (chance level in brackets):",
+        table(("", *names, "paper"), tiny_locality.overlap_rows(found)),
+        "A token's experts that are kept in the next forward (tokens; rank correlation ρ with its "
+        "confidence):",
+        table(("", *names), tiny_locality.state_rows(found)),
+        "The same by confidence, forced (tokens):",
+        table(
+            ("confidence", "all", *(name.replace("_to_", " → ") for name in tiny_locality.STATES)),
+            tiny_locality.confidence_rows(found["forced"]),
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
 def tables(data: Path) -> dict[str, str]:
-    """All generated parts of the card but the locality."""
+    """All generated parts of the card."""
     recipe = Recipe()
     model, tokenizer = load_tiny()
-    corpus = tiny_measure.held_out_corpus(data, tokenizer)
+    corpus = tiny_measure.corpus(data / "test.jsonl", tokenizer)
+    train_tokens = len(tiny_measure.corpus(data / "train.jsonl", tokenizer).stream)
     whole = tiny_measure.run_held_out(model, corpus, recipe, recipe.held_out_windows)
     part = tiny_measure.run_held_out(model, corpus, recipe, DTYPE_WINDOWS)
     used = tiny_measure.experts_used(whole, model.config.num_experts)
@@ -102,7 +143,8 @@ def tables(data: Path) -> dict[str, str]:
     shipped = held_out(model, corpus, recipe)
     final = ", ".join(f"{value:.3f}" for value in shipped.values())
     return {
-        "loss": loss_table(RESULTS / "train_log.jsonl")
+        "run": run_line(train_tokens),
+        "loss": loss_table()
         + f"\n\nThe weights as shipped (fp16, computed in fp32), measured again: {final}.",
         "calibration": table(
             ("confidence", "masked tokens", "mean confidence", "accuracy"),
@@ -120,6 +162,7 @@ def tables(data: Path) -> dict[str, str]:
             ),
         ),
         "dtypes": table(("computed in", "same expert of a token", "same four experts"), routes),
+        "locality": locality(data),
         "samples": samples(data),
     }
 
@@ -127,7 +170,7 @@ def tables(data: Path) -> dict[str, str]:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K's test.jsonl")
+    parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K's jsonl files")
     args = parser.parse_args()
     torch.set_num_threads(1)  # faster than two for matrices this small
     card = tiny_path() / "README.md"

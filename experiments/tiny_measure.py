@@ -36,16 +36,16 @@ class HeldOut:
     correct: Tensor  # bool [masked positions]
 
 
-def held_out_corpus(data: Path, tokenizer: PreTrainedTokenizerFast) -> Corpus:
-    """GSM8K's test split, which training never saw."""
-    return Corpus.encode(tiny_data.load_documents(data / "test.jsonl"), tokenizer)
+def corpus(path: Path, tokenizer: PreTrainedTokenizerFast) -> Corpus:
+    """A split of GSM8K as training saw it."""
+    return Corpus.encode(tiny_data.load_documents(path), tokenizer)
 
 
 @torch.no_grad()
 def run_held_out(model: LLaDA2MoeModelLM, corpus: Corpus, recipe: Recipe, windows: int) -> HeldOut:
     """Routes and predictions on the first windows of the training log's held-out loss."""
     items = np.arange(windows)
-    clean = corpus.windows(items, recipe.length, recipe.seed, shuffle=False)
+    clean = text.windows(items, recipe.length, recipe.seed, shuffle=False)
     block = min(recipe.blocks)
     noise = tiny_data.stratified_noise(
         *clean.shape, block, np.random.default_rng((recipe.seed, block))
