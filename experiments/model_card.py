@@ -19,9 +19,12 @@ import tiny_locality
 import tiny_measure
 import torch
 from export_tiny import RESULTS
+from tiny_data import Corpus
+from tiny_measure import HeldOut
 from train_tiny import Recipe, held_out
 
 from oled.models.bundled import load_tiny, tiny_path
+from oled.models.llada2 import LLaDA2MoeModelLM
 from oled.record.decode import BlockDiffusion
 from oled.record.prompts import load_prompts
 
@@ -124,44 +127,54 @@ def locality(data: Path) -> str:
     return "\n\n".join(parts)
 
 
+def experts_table(run: HeldOut, model: LLaDA2MoeModelLM) -> str:
+    """Experts used, and how evenly, by layer."""
+    experts, first = model.config.num_experts, model.config.first_k_dense_replace
+    mean = round(run.ids[0].numel() / experts)
+    used = enumerate(tiny_measure.experts_used(run, experts), start=first)
+    return table(
+        ("layer", "experts used", "pairs of the least used", "pairs if all were equal"),
+        ((layer, f"{number} of {experts}", least, mean) for layer, (number, least) in used),
+    )
+
+
+def dtype_table(exact: HeldOut, text: Corpus, recipe: Recipe) -> str:
+    """How many routes survive computing in half precision."""
+    rows = []
+    for dtype in (torch.float16, torch.bfloat16):
+        narrow, _ = load_tiny(dtype=dtype)
+        other = tiny_measure.run_held_out(narrow, text, recipe, DTYPE_WINDOWS)
+        pairs, sets = tiny_measure.same_routes(exact, other)
+        rows.append((str(dtype).removeprefix("torch."), f"{pairs:.2%}", f"{sets:.2%}"))
+    return table(("computed in", "same expert of a token", "same four experts"), rows)
+
+
+def calibration_table(run: HeldOut) -> str:
+    """Accuracy by confidence."""
+    return table(
+        ("confidence", "masked tokens", "mean confidence", "accuracy"),
+        (
+            (name, count, f"{confidence:.2f}", f"{accuracy:.2f}")
+            for name, count, confidence, accuracy in tiny_measure.calibration(run)
+        ),
+    )
+
+
 def tables(data: Path) -> dict[str, str]:
     """All generated parts of the card."""
     recipe = Recipe()
     model, tokenizer = load_tiny()
-    corpus = tiny_measure.corpus(data / "test.jsonl", tokenizer)
-    train_tokens = len(tiny_measure.corpus(data / "train.jsonl", tokenizer).stream)
-    whole = tiny_measure.run_held_out(model, corpus, recipe, recipe.held_out_windows)
-    part = tiny_measure.run_held_out(model, corpus, recipe, DTYPE_WINDOWS)
-    used = tiny_measure.experts_used(whole, model.config.num_experts)
-    first = model.config.first_k_dense_replace
-    routes = []
-    for dtype in (torch.float16, torch.bfloat16):
-        narrow, _ = load_tiny(dtype=dtype)
-        other = tiny_measure.run_held_out(narrow, corpus, recipe, DTYPE_WINDOWS)
-        pairs, sets = tiny_measure.same_routes(part, other)
-        routes.append((str(dtype).removeprefix("torch."), f"{pairs:.2%}", f"{sets:.2%}"))
-    shipped = held_out(model, corpus, recipe)
-    final = ", ".join(f"{value:.3f}" for value in shipped.values())
+    train = tiny_measure.corpus(data / "train.jsonl", tokenizer)
+    test = tiny_measure.corpus(data / "test.jsonl", tokenizer)
+    whole = tiny_measure.run_held_out(model, test, recipe, recipe.held_out_windows)
+    part = tiny_measure.run_held_out(model, test, recipe, DTYPE_WINDOWS)
+    shipped = ", ".join(f"{loss:.3f}" for loss in held_out(model, test, recipe).values())
     return {
-        "run": run_line(train_tokens),
-        "loss": loss_table()
-        + f"\n\nThe weights as shipped (fp16, computed in fp32), measured again: {final}.",
-        "calibration": table(
-            ("confidence", "masked tokens", "mean confidence", "accuracy"),
-            (
-                (n, count, f"{c:.2f}", f"{a:.2f}")
-                for n, count, c, a in tiny_measure.calibration(whole)
-            ),
-        ),
-        "experts": table(
-            ("layer", "experts used", "tokens of the least used", "tokens if all were equal"),
-            (
-                (first + layer, f"{n} of {model.config.num_experts}", least, round(mean))
-                for layer, (n, least) in enumerate(used)
-                for mean in [whole.ids[layer].numel() / model.config.num_experts]
-            ),
-        ),
-        "dtypes": table(("computed in", "same expert of a token", "same four experts"), routes),
+        "run": run_line(len(train.stream)),
+        "loss": f"{loss_table()}\n\nThe shipped weights, measured again: {shipped}.",
+        "calibration": calibration_table(whole),
+        "experts": experts_table(whole, model),
+        "dtypes": dtype_table(part, test, recipe),
         "locality": locality(data),
         "samples": samples(data),
     }

@@ -42,7 +42,7 @@ def corpus(path: Path, tokenizer: PreTrainedTokenizerFast) -> Corpus:
 
 
 @torch.no_grad()
-def run_held_out(model: LLaDA2MoeModelLM, corpus: Corpus, recipe: Recipe, windows: int) -> HeldOut:
+def run_held_out(model: LLaDA2MoeModelLM, text: Corpus, recipe: Recipe, windows: int) -> HeldOut:
     """Routes and predictions on the first windows of the training log's held-out loss."""
     items = np.arange(windows)
     clean = text.windows(items, recipe.length, recipe.seed, shuffle=False)
