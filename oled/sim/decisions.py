@@ -1,4 +1,4 @@
-"""The decisions of a whole trace without a clock: what deciding costs, apart from everything else."""
+"""The decisions of a whole trace without a clock: what deciding costs by itself."""
 
 from __future__ import annotations
 
