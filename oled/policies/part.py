@@ -78,8 +78,13 @@ class Allocation(Part):
     watch: ClassVar[Callable[..., Any]] = watch_nothing
     allocate: ClassVar[Callable[..., Any]] = keep_capacity
 
-    def initial(self, even: NDArray[np.int64], num_experts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Slots of each layer at the start i64[L], made from an even share; the sum stays."""
+    def initial(
+        self,
+        even: NDArray[np.int64],
+        num_experts: NDArray[np.int64],
+        expert_bytes: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Slots of each layer at the start i64[L], from an even share; no more bytes in all."""
         return even
 
 

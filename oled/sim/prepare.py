@@ -136,7 +136,9 @@ def assemble(
     pooled = (composition.scope or settings.scope) == "global"
     _refuse(composition, settings, pooled)
     request = np.unique(steps.request, return_inverse=True)[1].astype(np.int64)
-    capacity = composition.allocation.initial(budget.capacity, steps.num_experts)
+    capacity = composition.allocation.initial(
+        budget.capacity, steps.num_experts, costs.expert_bytes
+    )
     parts = composition.parts
     persistent = settings.lifecycle == "persistent"
     return Assembly(
@@ -284,7 +286,7 @@ def _workload(
         mass=steps.mass,
         last_token=steps.last_token,
         next_use=next_use(steps, persistent) if oracle else np.zeros(0, np.int64),
-        scores=steps.scores if steps.scores is not None else np.zeros((0, 0), np.float32),
+        scores=steps.scores if steps.scores is not None else np.zeros((1, 0), np.float32),
         head_ns=costs.head_ns,
         dense_ns=costs.dense_ns,
     )
