@@ -1,0 +1,91 @@
+"""Exact (ours): the best number of copies, and with it the best choice of what to copy.
+
+Minimises, over all ways to split the misses between link and CPU,
+
+    max(max(hits on the GPU, copies) + one landed expert on the GPU,
+        activations out + call + experts on the CPU + activations back)
+
+in which copies and CPU slow each other down while both run, by the profile's contention. It is
+exact for this objective: all copies of a layer cost the same, and nothing but the CPU's sum depends
+on *which* experts are copied, so for every number of copies the CPU keeps its cheapest experts.
+Against the clock it leaves out: a landed expert's GPU time beyond its weights (one token is
+charged; true for up to about a hundred tokens an expert), groups of several landed experts, slots
+that are not free yet, and prefetches on the link; activations are those of all the forward's
+tokens. Experts equally long on the CPU go by score, so that what is copied is what will be used
+again; equal objectives to the smaller number of copies. Cost: O(A log A).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from oled._jit import inner_njit
+from oled.policies.dispatch.coop import predict_reuse
+from oled.policies.dispatch.misses import split
+from oled.policies.interface import ABSENT, DISPATCH, Cache, Costs, Plan, Step, kernel
+from oled.policies.part import Dispatch
+from oled.policies.selection import sort_lowest
+
+PPM = 1_000_000
+
+
+@inner_njit
+def objective(
+    hits_ns: int, link_ns: int, out_ns: int, work_ns: int, back_ns: int, tail_ns: int, ppm: int
+) -> int:
+    """The makespan in nanoseconds; `work_ns` 0 for no CPU, `link_ns` 0 for no copies."""
+    both = 0
+    if work_ns > 0 and link_ns > out_ns:
+        both = min(link_ns - out_ns, work_ns)
+    lost = (both * PPM + ppm - 1) // ppm - both
+    on_gpu, on_cpu = hits_ns, 0
+    if link_ns > 0:
+        on_gpu = max(hits_ns, link_ns + lost) + tail_ns
+    if work_ns > 0:
+        on_cpu = out_ns + work_ns + lost + back_ns
+    return max(on_gpu, on_cpu)
+
+
+@kernel(DISPATCH)
+def dispatch(step: Step, cache: Cache, costs: Costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
+    row = costs.layer_class[step.layer]
+    misses, hits, assignments, work = 0, 0, 0, costs.cpu_call_ns
+    for i in range(step.expert.size):
+        if plan.state[i] == ABSENT:
+            cache.item[misses] = i
+            misses += 1
+            work += costs.cpu_ns[row, step.count[i]]
+        else:
+            hits += 1
+            assignments += step.count[i]
+    if misses == 0:
+        return
+    hits_ns = costs.gpu_ns[row, (assignments + costs.top_k - 1) // costs.top_k, hits]
+    tail_ns = costs.gpu_ns[row, 1, 1]
+    out_ns, back_ns = costs.act_out_ns[step.tokens], costs.act_back_ns[step.tokens]
+
+    predict_reuse(step, cache, misses)
+    for j in range(misses):  # whole nanoseconds, then the score
+        i = cache.item[j]
+        cache.key[j] = -costs.cpu_ns[row, step.count[i]] - 0.5 * cache.key[j]
+        cache.age[j] = i
+    sort_lowest(cache.key, cache.age, cache.item, misses)
+
+    transfers = 0
+    best = objective(hits_ns, 0, out_ns, work, back_ns, tail_ns, costs.contention_ppm)
+    for n in range(1, misses + 1):
+        work -= costs.cpu_ns[row, step.count[cache.item[n - 1]]]
+        if n == misses:
+            work = 0
+        link = costs.copy_wake_ns + n * costs.copy_ns[row]
+        value = objective(hits_ns, link, out_ns, work, back_ns, tail_ns, costs.contention_ppm)
+        if value < best:
+            transfers, best = n, value
+    split(cache, plan, misses, transfers)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exact(Dispatch):
+    """The split with the least makespan, for copies of one cost."""
+
+    dispatch = dispatch

@@ -1,0 +1,52 @@
+"""Stride: predictions for the layer `stride` ahead, copied in chunks that give way (ProMoE).
+
+Source: arXiv 2410.22134 (summaries). A small network per layer predicts the experts of a layer
+about two layers ahead from the input of this one; copies are cut into chunks, a demand copy passes
+between two chunks, experts already cached are computed first. Read in the trace: the recorded
+predictions for that distance (of whatever predictor was recorded), most wanted first. The first
+layers of a forward, which lie less than a stride from its start, get no prediction.
+*Reconstruction*: number of chunks (gate, up and down make three) and of experts. Cost: O(width).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from oled.policies.interface import ASK, HOLD, Cache, Queue, Side, Step, kernel
+from oled.policies.part import Prefetch
+from oled.policies.prefetch.queue import is_wanted, push, step_ahead
+
+
+@kernel(ASK)
+def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
+    stride, chunks = int(params[0]), int(params[2])
+    width = int(params[1]) if params[1] > 0 else costs.top_k
+    layer = step.layer + stride
+    due = step_ahead(side, step, layer)
+    if due < 0 or stride > side.horizons:
+        return
+    row = step.index * side.horizons + stride - 1
+    first, last = side.pred_offsets[row], side.pred_offsets[row + 1]
+    for j in range(first, min(first + width, last)):
+        expert = int(side.pred_expert[j])
+        if is_wanted(cache, layer, expert):
+            push(queue, layer, expert, HOLD, due, chunks)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stride(Prefetch):
+    """The `width` most wanted experts (0: top-k) `stride` layers ahead, in `chunks` pieces each."""
+
+    stride: int = 2
+    width: int = 0
+    chunks: int = 3
+
+    needs = frozenset({"order", "predictions"})
+    ask = ask
+
+    def __post_init__(self) -> None:
+        if self.stride < 1 or self.width < 0 or self.chunks < 1:
+            raise ValueError(
+                f"stride is {self.stride}, width {self.width} and chunks {self.chunks}; "
+                "they must be at least 1, 0 and 1"
+            )
