@@ -22,6 +22,7 @@ from oled.trace.schema import (
     Geometry,
     Phase,
     Prediction,
+    RouterScores,
     TokenState,
     WeightKind,
 )
@@ -41,6 +42,7 @@ class Workload:
     block_length: int = 16
     threshold: float = 0.95
     horizons: int = 0  # layers ahead for which next-gate predictions are made
+    scores: int = 0  # router scores kept of each token, the best ones
 
 
 def llada2_mini() -> Geometry:
@@ -72,10 +74,9 @@ def synthetic(
     model serve as calibration and evaluation.
     """
     model = Model(geometry, process, np.random.default_rng(model_seed))
-    seeds = np.random.SeedSequence([seed, 1]).spawn(workload.requests)
     pass_id = 0
-    for request, request_seed in enumerate(seeds):
-        rng = np.random.default_rng(request_seed)
+    for request in range(workload.requests):
+        rng = np.random.default_rng([seed, 1, request])
         for record in _request(model, workload, request, pass_id, rng):
             yield record
             pass_id = record.pass_id + 1
@@ -167,6 +168,7 @@ def _request(
             confidence=np.full(context, np.nan),
             state=np.full(context, TokenState.PROMPT),
             predictions=model.predict(logits, workload.horizons, rng),
+            scores=model.scores(logits, workload.scores),
         )
         pass_id += 1
     for number in range(workload.blocks):
@@ -194,6 +196,7 @@ def _request(
                 step=step if masked.any() else -1,
                 context_length=context,
                 predictions=model.predict(logits, workload.horizons, rng),
+                scores=model.scores(logits, workload.scores),
             )
             pass_id += 1
             if not masked.any():
@@ -215,6 +218,7 @@ def _record(
     confidence: NDArray[Any],
     state: NDArray[Any],
     predictions: tuple[Prediction, ...],
+    scores: RouterScores | None,
     accepted: NDArray[np.bool_] | None = None,
     block: int = -1,
     step: int = -1,
@@ -240,4 +244,5 @@ def _record(
         accepted=int(mask.sum()),
         produced=int(mask.sum()),
         predictions=predictions,
+        scores=scores,
     )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
-from oled.trace.schema import Geometry, Prediction
+from oled.trace.schema import Geometry, Prediction, RouterScores
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -145,6 +145,14 @@ class Model:
         weights *= self.process.weight_sum / weights.sum(axis=1, keepdims=True)
         shape = (tokens, layers, top_k)
         return ids.reshape(shape).swapaxes(0, 1), weights.reshape(shape).swapaxes(0, 1)
+
+    def scores(self, logits: Floats, kept: int) -> RouterScores | None:
+        """The router's best scores of each token, and whose they are; None if none are kept."""
+        if kept == 0:
+            return None
+        scores = (1.0 / (1.0 + np.exp(-logits))).swapaxes(0, 1)  # [L, T, E]
+        ids = np.argsort(-scores, axis=-1, kind="stable")[..., :kept]
+        return RouterScores(ids, np.take_along_axis(scores, ids, axis=-1))
 
     def predict(
         self, logits: Floats, horizons: int, rng: np.random.Generator
