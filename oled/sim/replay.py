@@ -115,7 +115,7 @@ class Workload(NamedTuple):
     mass: NDArray[np.float32]  # [N, 4]
     last_token: NDArray[np.int32]
     next_use: NDArray[np.int64]  # [N] or [0]
-    scores: NDArray[np.float32]  # [S, E] or [0, 0]
+    scores: NDArray[np.float32]  # [S, E] or [1, 0]
     head_ns: NDArray[np.int64]  # [F]
     dense_ns: NDArray[np.int64]  # [F]
 
@@ -291,7 +291,7 @@ def book_lanes(
 def step_of(work: Workload, index: int, forward: int) -> Step:
     """Layer-step `index` of `forward` as the parts see it; views, nothing is copied."""
     lo, hi = work.offsets[index], work.offsets[index + 1]
-    row = index if work.scores.shape[0] > 0 else 0
+    row = index if work.scores.shape[1] > 0 else 0
     next_lo, next_hi = (lo, hi) if work.next_use.size > 0 else (0, 0)
     return Step(
         index,
