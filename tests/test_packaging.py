@@ -1,0 +1,58 @@
+"""The wheel carries everything that a run needs: sources, conf/, plots/, traces/ and the model."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("oled", "conf", "plots", "traces", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The files of a wheel built from a copy of the checkout."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(
+                ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        else:
+            shutil.copy(ROOT / part, source / part)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    subprocess.run([*command, "--no-build-isolation", "--wheel-dir", out, source], check=True)
+    [wheel] = out.glob("oled-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.mark.parametrize(
+    ("folder", "inside", "pattern"),
+    [
+        ("oled", "oled", "**/*.py"),
+        ("oled", "oled", "py.typed"),
+        ("oled/models/tiny", "oled/models/tiny", "*"),
+        ("conf", "oled/_conf", "**/*.yaml"),
+        ("plots", "oled/_plots", "*.py"),
+        ("plots", "oled/_plots", "*.mplstyle"),
+        ("traces", "oled/_traces", "**/*"),
+    ],
+)
+def test_the_wheel_has(names: set[str], folder: str, inside: str, pattern: str):
+    files = [file for file in (ROOT / folder).glob(pattern) if file.is_file()]
+    wanted = {f"{inside}/{file.relative_to(ROOT / folder)}" for file in files}
+    wanted = {name for name in wanted if "__pycache__" not in name}
+    assert wanted, f"{folder}/{pattern} matches nothing"
+    assert wanted <= names, f"missing: {sorted(wanted - names)}"
+
+
+def test_the_wheel_has_nothing_else(names: set[str]):
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"oled"}
+    assert not [name for name in names if "tests" in name or name.endswith(".pyc")]
