@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from oled.record.decode import Autoregressive, BlockDiffusion, Request
@@ -14,8 +16,8 @@ from oled.record.recorder import Recorder
 from oled.record.records import forward_records
 
 MAX_PASSES = 48
-BUDGET_S = 1.5  # of each of the four rounds after the first
-ROUNDS = 2
+BUDGET_S = 1.0  # of each round and the warm-up
+ROUNDS = 3  # plain and recorded
 
 
 def hook_overhead(
@@ -26,15 +28,16 @@ def hook_overhead(
 ) -> float:
     """Time added by hooks, copies and the building of records, as a fraction of plain decoding.
 
-    Greedy decoding repeats itself, so both runs make the same passes; the best of the rounds
-    counts, alternating, because the first ones warm up and others may use the machine.
+    Greedy decoding repeats itself, so pass number i is the same in every round: its best time
+    counts, plain and recorded, which leaves out warm-up and what else the machine does.
     """
     passes = _affordable_passes(model, decode, batch)
-    plain, recorded = float("inf"), float("inf")
+    plain, recorded = [], []
     for _ in range(ROUNDS):
-        plain = min(plain, _run(model, decode, batch, passes, None))
-        recorded = min(recorded, _run(model, decode, batch, passes, recorder))
-    return max(0.0, recorded / plain - 1)
+        plain.append(_run(model, decode, batch, passes, None))
+        recorded.append(_run(model, decode, batch, passes, recorder))
+    best = np.min(plain, axis=0).sum()
+    return max(0.0, float(np.min(recorded, axis=0).sum() / best) - 1)
 
 
 def _affordable_passes(
@@ -55,11 +58,12 @@ def _run(
     batch: Sequence[Request],
     passes: int,
     recorder: Recorder | None,
-) -> float:
-    """Seconds for the first `passes` passes; their records are built and dropped."""
+) -> NDArray[np.float64]:
+    """Seconds of each of the first `passes` passes; their records are built and dropped."""
+    marks = [time.perf_counter()]
     with recorder or nullcontext():
-        start = time.perf_counter()
         for number, step in enumerate(islice(decode.decode(model, batch), passes)):
             if recorder is not None:
                 forward_records(number, step, recorder.take(step.num_tokens))
-        return time.perf_counter() - start
+            marks.append(time.perf_counter())
+    return np.diff(marks)
