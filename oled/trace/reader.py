@@ -114,6 +114,8 @@ def partial_message(folder: Path, manifest: Manifest) -> str:
     forwards = sum(part.rows for part in kept)
     lost = unlisted_files(folder, manifest)
     broken = f"; {', '.join(lost)} never closed" if lost else ""
+    if not forwards:
+        return f"{folder}: the trace is partial and holds no closed part{broken}. Record again"
     return (
         f"{folder}: the trace is partial: {len(kept)} closed parts hold forwards 0 to "
         f"{forwards - 1}{broken}; everything from forward {forwards} on is lost. Record again, or "

@@ -242,6 +242,17 @@ def test_routing(folder: Path, rule: str, column: str, value: list[Any], words: 
     assert str(finding).startswith(f"{ROUTING}, row {row}, layer 2: ")
 
 
+def test_g07_ids_of_zero_experts_need_a_declaration(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / "t", manifest(geometry(zero_experts=2)), [record([[[1, 9]], [[8, 9]], [[0, 1]]])]
+    )
+    assert check(folder).ok
+    edit_manifest(folder, lambda data: data["geometry"].update(zero_experts=0))
+    report = check(folder)
+    assert report.breaches == {"id_range": 2}
+    assert [(f.row, f.layer, f.value) for f in report.findings] == [(0, 1, "9"), (1, 2, "8")]
+
+
 @pytest.mark.parametrize("total", [0.9975, 1.0024])
 def test_weight_sums_may_be_rounded_to_bf16(folder: Path, total: float) -> None:
     edit_table(folder, ROUTING, put("weights", 12, [0.5, total - 0.5]))

@@ -358,15 +358,17 @@ def test_an_unknown_predictor_is_refused() -> None:
 # --- the same without JIT -------------------------------------------------------------------------
 
 DIGEST = """
-import hashlib, sys
+import hashlib, json, sys
 sys.path.insert(0, {tests!r})
 from small import diffusion, geometry, manifest
 from oled.trace import batch, build_steps, next_use, trace_of_records
+from oled.trace.stats import locality
 from oled.trace.synthetic import Workload, synthetic_trace
 shape = geometry([8, 6, 16])
 digest = hashlib.sha256()
 made = synthetic_trace(geometry(16, layers=2), Workload(requests=1, blocks=1, block_length=4))
 for trace in (trace_of_records(manifest(shape), diffusion(shape, requests=3)), made):
+    digest.update(json.dumps(locality(trace).to_json()).encode())
     for steps in (build_steps(trace), batch(build_steps(trace), 2)):
         for array in (steps.offsets, steps.expert, steps.count, steps.mass, steps.last_token):
             digest.update(array.tobytes())

@@ -243,6 +243,9 @@ def test_empty_or_all_zero_capture_is_never_complete(tmp_path: Path, ids) -> Non
     with pytest.raises(TraceError, match="stays partial"):
         writer.close()
     assert read_manifest(tmp_path / "t").status is Status.PARTIAL
+    if ids is None:
+        with pytest.raises(TraceError, match="holds no closed part"):
+            load(tmp_path / "t")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from oled._jit import njit
 Array = NDArray[Any]
 
 UNUSED = 65535  # NO_EXPERT
+PAD = 3  # TokenState
 
 # what `compare_sets` adds up for each (request, slot, layer)
 PAIRS, OF_NEW, OF_OLD, JACCARD, CHANCE_NEW, CHANCE_OLD, COSINE = range(7)
@@ -89,6 +90,7 @@ def compare_routes(
     expert_ids: Array,  # u16[R, k]
     token_offsets: Array,  # i64[F+1] by number in the trace
     position: Array,  # u32[N]
+    state: Array,  # u8[N]
     kept: Array,  # out f64[N] sum over layers of the fraction of a token's experts that stay
     layers: Array,  # out i64[N] how many layers that is
     successor: Array,  # out i64[N] the same token in the next forward, -1 none
@@ -110,13 +112,17 @@ def compare_routes(
             row = begin[b]
             for before in range(begin[a], end[a]):
                 at = base_old + np.int64(token[before])
-                where = position[at]
-                while row < end[b] and position[base_new + np.int64(token[row])] < where:
+                if state[at] == PAD:
+                    continue
+                after = at
+                while row < end[b]:  # positions ascend, but for those of pads
+                    after = base_new + np.int64(token[row])
+                    if state[after] != PAD and position[after] >= position[at]:
+                        break
                     row += 1
                 if row == end[b]:
                     break
-                after = base_new + np.int64(token[row])
-                if position[after] != where:
+                if position[after] != position[at]:
                     continue
                 used = 0
                 same = 0

@@ -250,13 +250,14 @@ def _persistence(trace: Trace, steps: Steps, chains: _Chains) -> Persistence | N
         trace.routing.expert_ids,
         trace.forwards.token_offsets,
         trace.tokens.position,
+        trace.tokens.state,
         kept,
         layers,
         successor,
         by_layer,
     )
     state = trace.tokens.state
-    rows = np.flatnonzero((layers > 0) & (state != TokenState.PAD))
+    rows = np.flatnonzero(layers > 0)
     if not len(rows):
         return None
     share = kept[rows] / layers[rows]
