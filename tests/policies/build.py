@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from oled.policies.interface import (
     At,
     Cache,
     Costs,
+    Kernel,
     Plan,
     Queue,
     Side,
@@ -185,3 +187,14 @@ def make_side(steps: Sequence[Step] = (), *, layers: int = 1, experts: int = 8) 
 def memory_of(part: Part, cache: Cache) -> NDArray[np.float64]:
     """The part's empty memory for this cache."""
     return np.zeros(part.memory_shape(*cache.resident.shape))
+
+
+def call(kernel: Kernel, *args: Any) -> None:
+    """Call a kernel in Python on `args` and compiled on copies: both must leave the same."""
+    twins = copy.deepcopy(args)
+    kernel.function(*args)
+    kernel.compiled()(*twins)
+    for arg, twin in zip(args, twins, strict=True):
+        arrays = [(arg, twin)] if isinstance(arg, np.ndarray) else zip(arg, twin, strict=True)
+        for ours, theirs in arrays:
+            np.testing.assert_array_equal(ours, theirs)
