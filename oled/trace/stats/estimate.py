@@ -43,6 +43,12 @@ def ratio(numerators: NDArray[Any], denominators: NDArray[Any]) -> Estimate | No
     return Estimate(value, float(low), float(high))
 
 
+def means_of(sums: Doubles, counts: Doubles) -> tuple[float | None, ...]:
+    """Sums over counts, None where nothing was counted."""
+    pairs = zip(sums, counts, strict=True)
+    return tuple(float(total / count) if count else None for total, count in pairs)
+
+
 def spearman(x: Doubles, y: Doubles) -> float | None:
     """Rank correlation with ties at their mean rank; None where one of them does not vary."""
     if len(x) < 3:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,27 +11,23 @@ from numpy.typing import NDArray
 
 from oled.trace.reader import load
 from oled.trace.schema import NO_EXPERT, Phase, TokenState
-from oled.trace.stats.estimate import Estimate, ratio, spearman
+from oled.trace.stats.estimate import Estimate, means_of, ratio
 from oled.trace.stats.locality import (
     Active,
     Boundary,
-    Cell,
     LayerOverlap,
     Locality,
     Overlap,
-    Persistence,
     Popularity,
 )
-from oled.trace.steps import Ints, Steps, build_steps, rows_of_steps
+from oled.trace.stats.persistence import persistence
+from oled.trace.steps import Ints, Steps, build_steps
 from oled.trace.tables import Trace
 
 GAPS = range(1, 8)
-BINS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-"""Edges of the confidence bins."""
 AFTER_DENOISE, AFTER_COMMIT = len(GAPS), len(GAPS) + 1  # slots behind those of the gaps
 
 Doubles = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 def stats(path: str | Path) -> Locality:
@@ -64,7 +59,7 @@ def locality(trace: Trace) -> Locality:
         active=_active(steps, chains),
         forwards_per_block=_forwards_per_block(chains) if denoise else None,
         tokens_per_forward=_tokens_per_forward(steps, chains) if denoise else None,
-        persistence=_persistence(trace, steps, chains) if denoise else None,
+        persistence=persistence(trace, steps, chains.forward) if denoise else None,
         popularity=_popularity(trace),
     )
 
@@ -170,7 +165,7 @@ def _by_layer(sums: Doubles) -> LayerOverlap | None:
         return None
 
     def means(measure: int) -> tuple[float | None, ...]:
-        return _means(sums[:, measure], pairs)
+        return means_of(sums[:, measure], pairs)
 
     return LayerOverlap(
         gap=GAPS[0],
@@ -179,11 +174,6 @@ def _by_layer(sums: Doubles) -> LayerOverlap | None:
         jaccard=means(kernels.JACCARD),
         chance_of_new=means(kernels.CHANCE_NEW),
     )
-
-
-def _means(sums: Doubles, counts: Doubles) -> tuple[float | None, ...]:
-    pairs = zip(sums, counts, strict=True)
-    return tuple(float(total / count) if count else None for total, count in pairs)
 
 
 def _active(steps: Steps, chains: _Chains) -> Active | None:
@@ -223,81 +213,6 @@ def _tokens_per_forward(steps: Steps, chains: _Chains) -> Estimate | None:
     row = chains.row[chains.forward]
     accepted = np.bincount(row, steps.accepted[chains.forward], minlength=chains.requests)
     return ratio(accepted, np.bincount(row, minlength=chains.requests).astype(np.float64))
-
-
-def _persistence(trace: Trace, steps: Steps, chains: _Chains) -> Persistence | None:
-    from oled.trace.stats import kernels
-
-    old = chains.forward[chains.forward + 1 < steps.num_forwards]
-    new = old + 1  # the next denoising forward of the block, or its commit
-    together = (steps.request[old] == steps.request[new]) & (steps.block[old] == steps.block[new])
-    old, new = old[together], new[together]
-    begin, end, _, _, _ = rows_of_steps(trace, steps.source)
-    tokens = len(trace.tokens.state)
-    kept = np.zeros(tokens)
-    layers = np.zeros(tokens, dtype=np.int64)
-    successor = np.full(tokens, -1, dtype=np.int64)
-    by_layer = np.zeros((len(steps.num_experts), 2))
-    kernels.compare_routes(
-        old,
-        new,
-        steps.source,
-        steps.step_offsets,
-        steps.layer,
-        begin,
-        end,
-        trace.routing.token,
-        trace.routing.expert_ids,
-        trace.forwards.token_offsets,
-        trace.tokens.position,
-        trace.tokens.state,
-        kept,
-        layers,
-        successor,
-        by_layer,
-    )
-    state = trace.tokens.state
-    rows = np.flatnonzero(layers > 0)
-    if not len(rows):
-        return None
-    share = kept[rows] / layers[rows]
-    confidence = trace.tokens.confidence[rows].astype(np.float64)
-    before = state[rows] == TokenState.MASKED
-    after = state[successor[rows]] == TokenState.MASKED
-    groups: dict[str, Bools] = {
-        "masked_to_masked": before & after,
-        "masked_to_decoded": before & ~after,
-        "decoded_to_decoded": ~before & ~after,
-        "decoded_to_masked": ~before & after,  # only where a decoder masks again
-    }
-    groups = {name: group for name, group in groups.items() if group.any()}
-    known = np.isfinite(confidence)
-    every = np.ones(len(rows), dtype=bool)
-    cells = [
-        cell for name, group in groups.items() for cell in _cells(name, group, confidence, share)
-    ]
-    return Persistence(
-        mean=float(share.mean()),
-        by_transition={name: float(share[group].mean()) for name, group in groups.items()},
-        tokens_by_transition={name: int(group.sum()) for name, group in groups.items()},
-        by_confidence=tuple(_cells("all", every, confidence, share)),
-        by_confidence_and_transition=tuple(cells),
-        spearman={
-            name: spearman(confidence[group & known], share[group & known])
-            for name, group in {"all": every, **groups}.items()
-        },
-        by_layer=_means(by_layer[:, 0], by_layer[:, 1]),
-    )
-
-
-def _cells(name: str, group: Bools, confidence: Doubles, share: Doubles) -> list[Cell]:
-    cells = []
-    for low, high in itertools.pairwise(BINS):
-        upper = confidence <= high + 0.01 if high == BINS[-1] else confidence < high
-        chosen = group & (confidence >= low) & upper
-        if chosen.any():
-            cells.append(Cell(name, low, high, int(chosen.sum()), float(share[chosen].mean())))
-    return cells
 
 
 def _popularity(trace: Trace) -> Popularity:
