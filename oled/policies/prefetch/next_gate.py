@@ -3,42 +3,53 @@
 Source: the report of Mixtral-offloading (arXiv 2312.17238; not in its repository), AdapMoE
 (2408.10284), Fate (2502.12224), HybriMoE (2504.05897, three layers) and DALI (2602.03495, with a
 residual correction) in their common form. Read in the trace: the recorded predictions, most wanted
-experts first. At each layer the queue is written anew, the nearest layer first, `width` experts a
-layer, so a later and better prediction replaces an earlier one; a copy begun goes on.
-*Reconstruction*: HybriMoE orders by simulated gain, DALI by corrected load; here the order is the
-recorded predictor's. Cost: O(horizon x width).
+experts first. They name the top-k of every token, so for one token k experts, as in those systems.
+At each layer the queue is written anew, the nearest layer first, so that a later and better
+prediction replaces an earlier one; a copy begun goes on. *Reconstruction*: HybriMoE orders by
+simulated gain, DALI by corrected load; here the order is the recorded predictor's.
+Cost: O(horizon x width).
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from oled._jit import inner_njit
 from oled.policies.interface import ASK, HOLD, Cache, Queue, Side, Step, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import clear, is_wanted, push, step_ahead
 
 
+@inner_njit
+def push_predicted(
+    step: Step, cache: Cache, side: Side, queue: Queue, ahead: int, width: int, chunks: int
+) -> None:
+    """Ask for what is predicted for the layer `ahead` of this one and is not on the GPU."""
+    layer = step.layer + ahead
+    due = step_ahead(side, step, layer)
+    if due < 0 or ahead > side.horizons:
+        return
+    row = step.index * side.horizons + ahead - 1
+    first, last = side.pred_offsets[row], side.pred_offsets[row + 1]
+    if width > 0:
+        last = min(last, first + width)
+    for j in range(first, last):
+        expert = int(side.pred_expert[j])
+        if is_wanted(cache, layer, expert):
+            push(queue, layer, expert, HOLD, due, chunks)
+
+
 @kernel(ASK)
 def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
-    horizon = min(int(params[0]), side.horizons)
-    width = int(params[1]) if params[1] > 0 else costs.top_k
+    horizon, width = int(params[0]), int(params[1])
     clear(queue)
     for ahead in range(1, horizon + 1):
-        layer = step.layer + ahead
-        due = step_ahead(side, step, layer)
-        if due < 0:
-            return
-        row = step.index * side.horizons + ahead - 1
-        first, last = side.pred_offsets[row], side.pred_offsets[row + 1]
-        for j in range(first, min(first + width, last)):
-            expert = int(side.pred_expert[j])
-            if is_wanted(cache, layer, expert):
-                push(queue, layer, expert, HOLD, due, 1)
+        push_predicted(step, cache, side, queue, ahead, width, 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NextGate(Prefetch):
-    """The `width` most wanted experts (0: top-k) of each of the next `horizon` layers."""
+    """The `width` most wanted experts (0: all named) of each of the next `horizon` layers."""
 
     horizon: int = 1
     width: int = 0

@@ -12,30 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import ASK, HOLD, Cache, Queue, Side, Step, kernel
+from oled.policies.interface import ASK, Cache, Queue, Side, Step, kernel
 from oled.policies.part import Prefetch
-from oled.policies.prefetch.queue import is_wanted, push, step_ahead
+from oled.policies.prefetch.next_gate import push_predicted
 
 
 @kernel(ASK)
 def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
-    stride, chunks = int(params[0]), int(params[2])
-    width = int(params[1]) if params[1] > 0 else costs.top_k
-    layer = step.layer + stride
-    due = step_ahead(side, step, layer)
-    if due < 0 or stride > side.horizons:
-        return
-    row = step.index * side.horizons + stride - 1
-    first, last = side.pred_offsets[row], side.pred_offsets[row + 1]
-    for j in range(first, min(first + width, last)):
-        expert = int(side.pred_expert[j])
-        if is_wanted(cache, layer, expert):
-            push(queue, layer, expert, HOLD, due, chunks)
+    stride, width, chunks = int(params[0]), int(params[1]), int(params[2])
+    push_predicted(step, cache, side, queue, stride, width, chunks)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stride(Prefetch):
-    """The `width` most wanted experts (0: top-k) `stride` layers ahead, in `chunks` pieces each."""
+    """The `width` most wanted experts (0: all named) `stride` layers on, in `chunks` pieces."""
 
     stride: int = 2
     width: int = 0
