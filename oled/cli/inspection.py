@@ -17,7 +17,7 @@ from oled.paths import bundled_traces, plots_dir, trace_path
 VERBS = {
     "check": "prove a trace whole, or say where it is not",
     "stats": "what a trace shows: overlap, persistence, active experts, popularity",
-    "list": "what there is by name: policies, hardware, runtimes, models, traces, plots",
+    "list": "what there is by name: policies, hardware, models, traces, …",
     "plot": "a figure from a results table",
     "import": "a trace from another tool's recording",
     "bench": "how fast this machine simulates or loads",
@@ -40,11 +40,13 @@ def add_verbs(verbs: Subparsers[argparse.ArgumentParser]) -> None:
 
     plot = _add(verbs, "plot", _plot)
     plot.add_argument("name", metavar="NAME", help=", ".join(_figures()))
-    plot.add_argument("results", metavar="RESULTS", help="results.parquet, or its folder")
+    plot.add_argument(
+        "results", metavar="RESULTS", type=Path, help="results.parquet, its folder, or a JSON file"
+    )
     plot.add_argument("--out", metavar="DIR", type=Path, default=Path(), help="default: here")
 
     importer = _add(verbs, "import", _import)
-    importer.add_argument("format", metavar="FORMAT")
+    importer.add_argument("format", metavar="FORMAT", help="see oled list formats")
     importer.add_argument("source", metavar="SRC", type=Path)
     importer.add_argument("trace", metavar="DST", type=Path, help="the folder to write")
 
@@ -87,7 +89,8 @@ def _stats(arguments: Arguments) -> int:
     found = stats(trace_path(arguments.trace))
     _show(arguments, found.to_json(), found.lines())
     if arguments.plot is not None:
-        _draw("locality", found.to_json(), arguments.plot.parent, arguments.plot.stem)
+        files = _draw("locality", found.to_json(), arguments.plot.parent, arguments.plot.stem)
+        print(files, file=sys.stderr)
     return 0
 
 
@@ -130,6 +133,12 @@ def _figure_list() -> list[tuple[str, ...]]:
     return [(name, str(_figure(name).__doc__).partition("\n")[0]) for name in _figures()]
 
 
+def _formats() -> list[tuple[str, ...]]:
+    from oled.trace.importers import IMPORTERS
+
+    return [(name, text) for name, (_, text) in IMPORTERS.items()]
+
+
 LISTS: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
     "policies": _policies,
     "hardware": _hardware,
@@ -137,6 +146,7 @@ LISTS: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
     "models": _models,
     "traces": _traces,
     "plots": _figure_list,
+    "formats": _formats,
 }
 
 
@@ -165,17 +175,23 @@ def _figure(name: str) -> Any:
     return importlib.import_module(f"oled._plots.{name}")
 
 
-def _draw(name: str, data: Any, folder: Path, stem: str) -> None:
-    figure = _figure(name).draw(data)
-    for file in importlib.import_module("oled._plots.style").save(figure, folder, stem):
-        print(file, file=sys.stderr)
+def _draw(name: str, data: Any, folder: Path, stem: str) -> str:
+    """Draws and saves a figure; the files' names, a line each."""
+    figure = _figure(name)
+    missing = [key for key in figure.NEEDS if key not in data]
+    if missing:
+        raise UserError(f"figure {name} needs {', '.join(missing)}: these are other results")
+    save = importlib.import_module("oled._plots.style").save
+    return "\n".join(map(str, save(figure.draw(data), folder, stem)))
 
 
 def _plot(arguments: Arguments) -> int:
     from oled.results import read_table
 
     _figure(arguments.name)
-    _draw(arguments.name, read_table(arguments.results), arguments.out, arguments.name)
+    is_json = arguments.results.suffix == ".json" and arguments.results.is_file()
+    data = json.loads(arguments.results.read_text()) if is_json else read_table(arguments.results)
+    print(_draw(arguments.name, data, arguments.out, arguments.name))
     return 0
 
 

@@ -117,12 +117,12 @@ def decoding(values: Values) -> BlockDiffusion | Autoregressive:
     """The decoding settings that a `decode` group describes."""
     from oled.record import decode
 
-    kinds = {"block_diffusion": decode.BlockDiffusion, "autoregressive": decode.Autoregressive}
     fields = {key: value for key, value in values.items() if key != "kind"}
-    eos_ids = fields["eos_ids"] and tuple(fields["eos_ids"])
-    return kinds[values["kind"]](
-        **fields | {"mode": decode.Mode(fields["mode"]), "eos_ids": eos_ids}
-    )
+    fields["mode"] = decode.Mode(fields["mode"])
+    fields["eos_ids"] = fields["eos_ids"] and tuple(fields["eos_ids"])
+    if values["kind"] == "autoregressive":
+        return decode.Autoregressive(**fields)
+    return decode.BlockDiffusion(**fields)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
