@@ -66,7 +66,7 @@ def decide(
     plain functions), in compiled code it is compiled.
     """
     judge(step, cache, plan)
-    slots = slots_now(step, cache, rules)
+    used, resident_bytes = int(cache.used[step.layer]), int(cache.total[0])
     by_policy = decides(step, rules)
     if by_policy:
         watch(step, cache, memory[1], params[1])
@@ -78,7 +78,7 @@ def decide(
     if by_policy and rules.admission != SEQUENTIAL:
         dispatch(step, cache, costs, plan, memory[2], params[2])
     settle(step, cache, plan, rules)
-    return slots + int(plan.count[N_EVICTED] - plan.count[N_EVICTED_ACTIVE])
+    return int(slots_at_once(step, cache, plan, rules, used, resident_bytes))
 
 
 @bare_njit
@@ -88,15 +88,23 @@ def decides(step: Step, rules: Rules) -> bool:
 
 
 @bare_njit
-def slots_now(step: Step, cache: Cache, rules: Rules) -> int:
-    """Slots that a copy for this layer may take before anything is evicted."""
+def slots_at_once(
+    step: Step, cache: Cache, plan: Plan, rules: Rules, used: int, resident_bytes: int
+) -> int:
+    """Slots that copies for this layer may take at once: what was free before the step (`used`
+    residents of this layer, `resident_bytes` in all) and what has been evicted since, except from
+    active experts, which compute first.
+    """
     if rules.overshoot:
         return 1 << 30
     if rules.pooled:
-        room = (cache.total[1] - cache.total[0]) // cache.expert_bytes[step.layer]
+        free_bytes = cache.total[1] - resident_bytes
+        for j in range(plan.count[N_EVICTED]):
+            free_bytes += cache.expert_bytes[plan.evicted[j] // cache.resident.shape[1]]
+        room = free_bytes // cache.expert_bytes[step.layer]
     else:
-        room = cache.capacity[step.layer] - cache.used[step.layer]
-    return int(room + rules.staging - cache.total[2])
+        room = cache.capacity[step.layer] - used + plan.count[N_EVICTED]
+    return int(room - plan.count[N_EVICTED_ACTIVE] + rules.staging - cache.total[2])
 
 
 @bare_njit
