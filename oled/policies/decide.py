@@ -42,8 +42,8 @@ from oled.policies.selection import select_lowest
 DEMAND, SEQUENTIAL, FROZEN = (
     int(kind) for kind in (Admission.DEMAND, Admission.SEQUENTIAL, Admission.FROZEN)
 )
-STAMP_STEP = 1 << 20
-"""Stamps are clock x 2^20 + the order of the last mention in the step; T x k stays below 2^20."""
+STAMP_STEP = 1 << 32
+"""Stamps are clock x 2^32 + the order of the last mention in the step, which has 31 bits."""
 
 
 @register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
@@ -144,7 +144,8 @@ def judge(step: Step, cache: Cache, plan: Plan) -> None:
 def touch(step: Step, cache: Cache) -> None:
     """Renew the recency stamps of the active set."""
     for i in range(step.expert.size):
-        cache.stamp[step.layer, step.expert[i]] = step.clock * STAMP_STEP + step.last_token[i]
+        mention = np.int64(step.last_token[i])  # the sum does not fit 32 bits
+        cache.stamp[step.layer, step.expert[i]] = step.clock * STAMP_STEP + mention
 
 
 @inner_njit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from oled.sim import lanes as ln
 
 from .build import Forward, Machine, compose, entries, make_steps, replay
@@ -23,5 +25,5 @@ def test_one_large_expert_makes_room_for_several_small_ones_in_a_pool():
     outcome = replay(steps, compose("compete"), machine, slots="400B", scope="global", staging=1)
     assert outcome.cache.resident.sum(axis=1).tolist() == [0, 4]
     of_small = [row for row in copies(outcome) if row[4] == 1]
-    gaps = [b[1] - a[2] for a, b in zip(of_small, of_small[1:], strict=False)]
+    gaps = [b[1] - a[2] for a, b in itertools.pairwise(of_small)]
     assert gaps == [0, 0, 0]  # nobody waits for a slot
