@@ -99,11 +99,12 @@ def record(values: Values, out: Path, in_sweep: bool) -> str:
     from oled import record
 
     prompts = record.load_prompts(values["prompts"], skip=values["skip"], limit=values["limit"])
+    decode = decoding(values["decode"])
     model = values["model"]
     report = record.record(
         record.load_model(model["path"], model["device"], model["dtype"]),
         prompts,
-        decoding(values["decode"]),
+        decode,
         out,
         batch_size=values["batch_size"],
         horizons=values["horizons"],
