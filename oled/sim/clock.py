@@ -1,8 +1,13 @@
 """The clock: one layer-step on the lanes.
 
 Order of events at one instant, tested: a copy lands, then the GPU ends a launch group, then the CPU
-ends; only then does new work begin, demand copies before prefetches. So an expert that lands at the
-nanosecond at which the GPU falls idle belongs to the next group.
+ends, then the layer, if all have ended; only then does new work begin, demand copies before
+prefetches. So an expert that lands at the nanosecond at which the GPU falls idle belongs to the
+next group, one that lands as the routing becomes known has landed, and no prefetch slips in before
+the copies that this routing asks for.
+
+Slots: a copy on demand takes a free resident slot of its layer or a staging slot. Prefetches take
+staging slots, all but one, and none begins while the layer has demand copies to begin.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from oled.policies.interface import (
     COPYING,
     FILL,
     IN_FLIGHT,
+    LANDED,
     N_CPU,
     N_EVICTED,
     N_EVICTED_ACTIVE,
@@ -23,10 +29,12 @@ from oled.policies.interface import (
     PREFETCHED,
     STAGED,
     STAGED_FILL,
+    TRANSFERRED,
     Cache,
     Costs,
     Plan,
     Queue,
+    Rules,
     Step,
 )
 from oled.sim.lanes import (
@@ -79,7 +87,7 @@ def group_ns(costs: Costs, layer: int, assignments: int, experts: int) -> int:
 
 
 @inner_njit
-def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache) -> None:
+def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache, rules: Rules) -> None:
     """An expert fetched ahead has landed: a FILL joins its layer now, one too late is given back.
 
     What belongs to the layer that is executing (`busy_layer`, -1 if none) waits for its end.
@@ -88,7 +96,7 @@ def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache) -> N
     if layer == busy_layer:
         return
     if lanes.copying[P_KIND] == FILL:
-        join_residents(lanes, layer, expert, cache)
+        join_residents(lanes, layer, expert, cache, rules)
     elif lanes.copying[P_DUE] <= routed:
         give_back(lanes, layer, expert, cache)
 
@@ -102,9 +110,15 @@ def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
 
 
 @inner_njit
-def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
-    """Re-label a staging slot: the newcomer replaces the lowest resident if it stands above it."""
-    if cache.used[layer] >= cache.capacity[layer]:
+def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: Rules) -> None:
+    """Re-label a staging slot: a newcomer takes free room, or replaces the lowest resident of its
+    layer (in global scope too) if it stands above it.
+    """
+    if rules.pooled:
+        full = cache.total[0] + cache.expert_bytes[layer] > cache.total[1]
+    else:
+        full = cache.used[layer] >= cache.capacity[layer]
+    if full:
         lowest = -1
         for other in range(cache.num_experts[layer]):
             if cache.resident[layer, other] != 0 and (
@@ -128,14 +142,14 @@ def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
             return
         if cache.fresh[layer, lowest] & PREFETCHED:
             lanes.moved[WASTED] += cache.expert_bytes[layer]
-        cache.fresh[layer, lowest] = 0
+        cache.fresh[layer, lowest] &= TRANSFERRED
         cache.resident[layer, lowest] = 0
         cache.used[layer] -= 1
         cache.total[0] -= cache.expert_bytes[layer]
     cache.staged[layer, expert] = NOT_STAGED
     cache.total[2] -= 1
     cache.resident[layer, expert] = 1
-    cache.fresh[layer, expert] = PREFETCHED
+    cache.fresh[layer, expert] |= PREFETCHED
     cache.used[layer] += 1
     cache.total[0] += cache.expert_bytes[layer]
 
@@ -150,16 +164,17 @@ def run_until(
     cache: Cache,
     costs: Costs,
     queue: Queue,
-    staging: int,
+    rules: Rules,
 ) -> None:
     """Let time pass to `until` while no experts execute; only prefetches move.
 
     `routed`: the last layer-step whose routing is known; `busy_layer`: its layer while it lasts.
+    Nothing begins at `until` itself.
     """
     t = lanes.t
-    while True:
+    while t[NOW] < until:
         if t[LINK_WHAT] == IDLE:
-            room = staging - 1 - cache.total[2]
+            room = rules.staging - 1 - cache.total[2]
             take_prefetch(lanes, queue, cache, costs, routed, room)
         if t[LINK_WHAT] == IDLE:
             pass_time(lanes, until, PPM)
@@ -170,7 +185,7 @@ def run_until(
             return
         pass_time(lanes, end, PPM)
         if end_chunk(lanes, cache, forward):
-            settle_landed(lanes, routed, busy_layer, cache)
+            settle_landed(lanes, routed, busy_layer, cache, rules)
 
 
 @bare_njit
@@ -181,7 +196,7 @@ def run_layer(
     cache: Cache,
     costs: Costs,
     queue: Queue,
-    staging: int,
+    rules: Rules,
     free_slots: int,
 ) -> None:
     """Execute one layer-step from `lanes.t[NOW]`, routing known and policy time charged.
@@ -222,9 +237,6 @@ def run_layer(
         t[GPU_UNTIL] = begin + group_ns(costs, layer, hit_assignments, hits)
         lanes.busy[GPU] += t[GPU_UNTIL] - begin
         note(lanes, LOG_HITS, begin, t[GPU_UNTIL], forward, layer, hits)
-    else:
-        free_slots += released_by_group
-        released_by_group = 0
 
     transfers = plan.count[N_TRANSFERS]
     pending = transfers + late  # experts to compute that have not landed
@@ -233,6 +245,19 @@ def run_layer(
     cpu_back = begin
 
     while True:
+        computing = t[GPU_UNTIL] > t[NOW]
+        if not computing:
+            free_slots += released_by_group
+            released_by_group = 0
+            if ready > 0:
+                t[GPU_UNTIL] = t[NOW] + group_ns(costs, layer, ready_assignments, ready)
+                lanes.busy[GPU] += t[GPU_UNTIL] - t[NOW]
+                note(lanes, LOG_LANDED, t[NOW], t[GPU_UNTIL], forward, layer, ready)
+                released_by_group = ready_leaving
+                ready, ready_assignments, ready_leaving = 0, 0, 0
+                continue
+            if pending == 0 and not cpu_running:
+                break
         if t[LINK_WHAT] == IDLE:
             if copied < transfers:
                 if free_slots > 0:
@@ -241,17 +266,8 @@ def run_layer(
                     put_on_link(lanes, DEMAND, work, costs.copy_wake_ns)
                     copied += 1
             else:
-                room = min(staging - 1 - cache.total[2], free_slots)
+                room = min(rules.staging - 1 - cache.total[2], free_slots)
                 free_slots -= max(0, take_prefetch(lanes, queue, cache, costs, step.index, room))
-        if t[GPU_UNTIL] <= t[NOW] and ready > 0:
-            t[GPU_UNTIL] = t[NOW] + group_ns(costs, layer, ready_assignments, ready)
-            lanes.busy[GPU] += t[GPU_UNTIL] - t[NOW]
-            note(lanes, LOG_LANDED, t[NOW], t[GPU_UNTIL], forward, layer, ready)
-            released_by_group = ready_leaving
-            ready, ready_assignments, ready_leaving = 0, 0, 0
-        computing = t[GPU_UNTIL] > t[NOW]
-        if not computing and ready == 0 and pending == 0 and not cpu_running:
-            break
 
         rate = rate_ppm(lanes, costs)
         if not computing and t[LINK_WHAT] == IDLE and not cpu_running:
@@ -288,11 +304,8 @@ def run_layer(
                     ready_assignments += step.count[i]
                 else:
                     staged = cache.total[2]
-                    settle_landed(lanes, step.index, layer, cache)
+                    settle_landed(lanes, step.index, layer, cache, rules)
                     free_slots += staged - cache.total[2]
-        if computing and t[GPU_UNTIL] <= t[NOW]:
-            free_slots += released_by_group
-            released_by_group = 0
         if cpu_running and t[CPU_BEGIN] <= t[NOW] and t[CPU_LEFT] <= 0:
             cpu_running = False
             cpu_back = t[NOW] + back_ns
@@ -300,7 +313,7 @@ def run_layer(
     t[CPU_LEFT] = 0
     if cpu_back > t[NOW]:
         lanes.stall[CPU_STALL] += cpu_back - t[NOW]
-        run_until(lanes, cpu_back, forward, step.index, layer, cache, costs, queue, staging)
+        run_until(lanes, cpu_back, forward, step.index, layer, cache, costs, queue, rules)
 
 
 @bare_njit
@@ -353,10 +366,11 @@ def run_layer_serially(
 
 
 @bare_njit
-def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache) -> None:
+def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache, rules: Rules) -> None:
     """After a layer its staged experts leave staging (used ones are re-labelled), FILLs join.
 
-    An active one that stays is a resident by now; one that does not has done its work.
+    One that the step used and that stays is a resident by now; one that does not has done its work.
+    What was fetched for a later layer-step waits for it.
     """
     layer = step.layer
     if cache.total[2] == 0:
@@ -365,10 +379,11 @@ def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache) -> None:
         if cache.staged[layer, expert] < STAGED:
             continue
         i = position(step, expert)
-        if i >= 0 and plan.place[i] != ON_CPU:
+        found = i >= 0 and (plan.state[i] == LANDED or plan.state[i] == IN_FLIGHT)
+        if found and plan.place[i] != ON_CPU:
             cache.staged[layer, expert] = NOT_STAGED
             cache.total[2] -= 1
         elif cache.staged[layer, expert] == STAGED_FILL:
-            join_residents(lanes, layer, expert, cache)
-        else:
+            join_residents(lanes, layer, expert, cache, rules)
+        elif lanes.due[layer, expert] <= step.index:
             give_back(lanes, layer, expert, cache)

@@ -34,6 +34,7 @@ NOW, LINK_WHAT, LINK_LEFT, LINK_ENDED, LINK_BEGAN, CPU_BEGIN, CPU_LEFT, GPU_UNTI
 IDLE, DEMAND, AHEAD = 0, 1, 2
 
 # Lanes.copying and Lanes.paused: the prefetch on the link, and one that waits between two chunks.
+# P_CHUNKS: pieces that have not crossed; P_LEFT: ns of copying of those that have not begun.
 P_LAYER, P_EXPERT, P_KIND, P_DUE, P_CHUNKS, P_LEFT = range(6)
 
 # Lanes.busy
@@ -53,6 +54,7 @@ class Lanes(NamedTuple):
     t: NDArray[np.int64]  # [8]
     copying: NDArray[np.int64]  # [6] P_*
     paused: NDArray[np.int64]  # [6]; P_CHUNKS 0: none
+    due: NDArray[np.int64]  # [L, E] the layer-step that a staged expert was fetched for
     busy: NDArray[np.int64]  # [4] ns of work done by each lane
     stall: NDArray[np.int64]  # [3] ns that the GPU stood still
     moved: NDArray[np.int64]  # [4] bytes: host to device, prefetch useful, wasted, late
@@ -63,18 +65,21 @@ class Lanes(NamedTuple):
 MOVED, USEFUL, WASTED, LATE = range(4)
 
 
-def new_lanes(log_capacity: int) -> Lanes:
+def new_lanes(log_capacity: int, layers: int, experts: int) -> Lanes:
     i8 = np.int64
-    return Lanes(
+    lanes = Lanes(
         np.zeros(8, i8),
         np.zeros(6, i8),
         np.zeros(6, i8),
+        np.zeros((layers, experts), i8),
         np.zeros(4, i8),
         np.zeros(3, i8),
         np.zeros(4, i8),
         np.zeros((max(1, log_capacity), 6), i8),
         np.zeros(2, i8),
     )
+    lanes.t[LINK_ENDED] = -1  # the first copy of a run finds the link asleep
+    return lanes
 
 
 @bare_njit
@@ -139,7 +144,7 @@ def take_prefetch(
         for j in range(lanes.paused.size):
             lanes.copying[j] = lanes.paused[j]
         lanes.paused[P_CHUNKS] = 0
-        put_on_link(lanes, AHEAD, lanes.copying[P_LEFT], costs.copy_wake_ns)
+        _begin_chunk(lanes, costs)
         return 0
     span = queue.span
     while span[0] < span[1]:
@@ -152,16 +157,24 @@ def take_prefetch(
         if room <= 0:
             return -1
         span[0] += 1
-        chunks = max(1, queue.chunks[head])
-        piece = costs.copy_ns[costs.layer_class[layer]] // chunks
         lanes.copying[P_LAYER], lanes.copying[P_EXPERT] = layer, expert
         lanes.copying[P_KIND], lanes.copying[P_DUE] = queue.kind[head], queue.due[head]
-        lanes.copying[P_CHUNKS], lanes.copying[P_LEFT] = chunks, piece
+        lanes.copying[P_CHUNKS] = max(1, queue.chunks[head])
+        lanes.copying[P_LEFT] = costs.copy_ns[costs.layer_class[layer]]
+        lanes.due[layer, expert] = queue.due[head]
         cache.staged[layer, expert] = COPYING
         cache.total[2] += 1
-        put_on_link(lanes, AHEAD, piece, costs.copy_wake_ns)
+        _begin_chunk(lanes, costs)
         return 1
     return -1
+
+
+@inner_njit
+def _begin_chunk(lanes: Lanes, costs: Costs) -> None:
+    """Put the next piece of `lanes.copying` on the link; the pieces add up to one whole copy."""
+    piece = lanes.copying[P_LEFT] // lanes.copying[P_CHUNKS]
+    lanes.copying[P_LEFT] -= piece
+    put_on_link(lanes, AHEAD, piece, costs.copy_wake_ns)
 
 
 @inner_njit

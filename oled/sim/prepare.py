@@ -159,7 +159,7 @@ def assemble(
         plan=_plan(layers, experts),
         side=_side(steps, request, calibration, settings.seed),
         queue=_queue(layers, experts),
-        lanes=new_lanes(_log_room(steps, *_window(steps, settings))),
+        lanes=new_lanes(_log_room(steps, *_window(steps, settings)), layers, experts),
         rules=Rules(
             int(composition.admission),
             composition.by_mention,

@@ -21,6 +21,7 @@ from oled._jit import bare_njit, inner_njit
 from oled.policies import interface
 from oled.policies.decide import decide, decides, fit_capacity
 from oled.policies.interface import (
+    COPYING,
     DROPPED,
     IN_FLIGHT,
     LANDED,
@@ -46,12 +47,14 @@ from oled.sim.lanes import (
     GPU,
     IDLE,
     LATE,
+    LINK_ENDED,
     LINK_WHAT,
     LOG_DENSE,
     LOG_HEAD,
     LOG_POLICY,
     LOG_QUEUE,
     LOG_RESIDENTS,
+    MOVED,
     NOW,
     P_CHUNKS,
     POLICY_STALL,
@@ -146,28 +149,43 @@ class Tally(NamedTuple):
 
 
 @bare_njit
-def reset(cache: Cache, start: Start, lanes: Lanes, queue: Queue) -> None:
-    """Begin afresh: initial residents, scores from the prior, nothing on its way."""
+def abandon(cache: Cache, lanes: Lanes, queue: Queue) -> None:
+    """A request is over: what was fetched ahead and not used since was fetched in vain.
+
+    A copy that is on its way is given up and counts as made.
+    """
+    layers, experts = cache.resident.shape
+    for layer in range(layers):
+        for expert in range(experts):
+            if cache.staged[layer, expert] == COPYING:
+                lanes.moved[MOVED] += cache.expert_bytes[layer]
+            if cache.staged[layer, expert] != NOT_STAGED or cache.fresh[layer, expert] & PREFETCHED:
+                lanes.moved[WASTED] += cache.expert_bytes[layer]
+            cache.staged[layer, expert] = NOT_STAGED
+            cache.fresh[layer, expert] &= TRANSFERRED
+    cache.total[2] = 0
+    queue.span[0] = queue.span[1] = 0
+    if lanes.t[LINK_WHAT] != IDLE:
+        lanes.t[LINK_WHAT], lanes.t[LINK_ENDED] = IDLE, lanes.t[NOW]
+    lanes.paused[P_CHUNKS] = 0
+
+
+@bare_njit
+def reset(cache: Cache, start: Start) -> None:
+    """Begin afresh: initial residents, scores from the prior."""
     layers, experts = cache.resident.shape
     cache.total[0] = 0
-    cache.total[2] = 0
     for layer in range(layers):
         cache.capacity[layer] = start.capacity[layer]
         cache.used[layer] = 0
         for expert in range(experts):
-            if cache.fresh[layer, expert] & PREFETCHED:
-                lanes.moved[WASTED] += cache.expert_bytes[layer]
             cache.fresh[layer, expert] = 0
-            cache.staged[layer, expert] = NOT_STAGED
             cache.score[layer, expert] = cache.prior[layer, expert]
             cache.stamp[layer, expert] = -1 - expert
             cache.resident[layer, expert] = start.resident[layer, expert]
             if start.resident[layer, expert] != 0:
                 cache.used[layer] += 1
                 cache.total[0] += cache.expert_bytes[layer]
-    queue.span[0] = queue.span[1] = 0
-    lanes.t[LINK_WHAT] = IDLE
-    lanes.paused[P_CHUNKS] = 0
 
 
 @bare_njit
@@ -341,7 +359,7 @@ def replay(
         request, phase = work.request[forward], work.phase[forward]
         first = request != last_request
         if first and (last_request < 0 or not options.persistent):
-            reset(cache, start, lanes, queue)
+            reset(cache, start)
             for j in range(4):
                 if last_request < 0 or not learned[j]:
                     clear(memory[j])
@@ -350,7 +368,7 @@ def replay(
         begin = lanes.t[NOW]
         at = At(forward, phase, work.block[forward], work.denoising_step[forward], int(first))
         allocate(at, cache, memory[1], params[1])
-        if not rules.pooled:
+        if not rules.pooled and not rules.overshoot:
             fit_capacities(cache, plan, lanes)
         for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
             layer = work.layer[index]
@@ -359,7 +377,7 @@ def replay(
             dense_end = layer_begin + work.dense_ns[forward]
             lanes.busy[GPU] += work.dense_ns[forward]
             note(lanes, LOG_DENSE, layer_begin, dense_end, forward, layer, step.tokens)
-            run_until(lanes, dense_end, forward, index - 1, -1, cache, costs, queue, rules.staging)
+            run_until(lanes, dense_end, forward, index - 1, -1, cache, costs, queue, rules)
 
             slots = decide(
                 observe, watch, dispatch, params, memory, step, cache, costs, plan, rules
@@ -369,7 +387,7 @@ def replay(
             if decides(step, rules):
                 ask(step, cache, costs, plan, side, queue, memory[3], params[3])
                 if costs.policy_ns > 0:
-                    now = lanes.t[NOW]
+                    now, staged = lanes.t[NOW], cache.total[2]
                     lanes.stall[POLICY_STALL] += costs.policy_ns
                     note(lanes, LOG_POLICY, now, now + costs.policy_ns, forward, layer, 0)
                     run_until(
@@ -381,13 +399,14 @@ def replay(
                         cache,
                         costs,
                         queue,
-                        rules.staging,
+                        rules,
                     )
+                    slots -= cache.total[2] - staged
             if options.overlap:
-                run_layer(lanes, step, plan, cache, costs, queue, rules.staging, slots)
+                run_layer(lanes, step, plan, cache, costs, queue, rules, slots)
             else:
                 run_layer_serially(lanes, step, plan, cache, costs, options.writes_back)
-            clear_layer(lanes, step, plan, cache)
+            clear_layer(lanes, step, plan, cache, rules)
             now = lanes.t[NOW]
             note(lanes, LOG_RESIDENTS, now, now, forward, layer, cache.used[layer])
             waiting = queue.span[1] - queue.span[0]
@@ -397,7 +416,10 @@ def replay(
         lanes.busy[GPU] += work.head_ns[forward]
         note(lanes, LOG_HEAD, lanes.t[NOW], head_end, forward, -1, 0)
         routed = work.step_offsets[forward + 1] - 1
-        run_until(lanes, head_end, forward, routed, -1, cache, costs, queue, rules.staging)
+        run_until(lanes, head_end, forward, routed, -1, cache, costs, queue, rules)
+        last = forward + 1 == work.request.size
+        if last or (not options.persistent and work.request[forward + 1] != request):
+            abandon(cache, lanes, queue)
         tally.begin_ns[forward], tally.end_ns[forward] = begin, lanes.t[NOW]
         book_lanes(lanes, before, tally.by_phase[request, phase], lanes.t[NOW] - begin)
 
