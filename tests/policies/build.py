@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,10 +190,21 @@ def memory_of(part: Part, cache: Cache) -> NDArray[np.float64]:
     return np.zeros(part.memory_shape(*cache.resident.shape))
 
 
+def in_python(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without machine code: a kernel, compiled or plain, and all that it calls.
+
+    Functions marked `inner_njit` have no wrapper for Python and must not be called from there.
+    """
+    plain = getattr(function, "function", getattr(function, "py_func", function))
+    names = {name: plain.__globals__.get(name) for name in plain.__code__.co_names}
+    called = {name: in_python(f) for name, f in names.items() if hasattr(f, "py_func")}
+    return types.FunctionType(plain.__code__, {**plain.__globals__, **called})
+
+
 def call(kernel: Kernel, *args: Any) -> None:
     """Call a kernel in Python on `args` and compiled on copies: both must leave the same."""
     twins = copy.deepcopy(args)
-    kernel.function(*args)
+    in_python(kernel)(*args)
     kernel.compiled()(*twins)
     for arg, twin in zip(args, twins, strict=True):
         arrays = [(arg, twin)] if isinstance(arg, np.ndarray) else zip(arg, twin, strict=True)

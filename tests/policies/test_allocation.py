@@ -20,7 +20,7 @@ from oled.policies.interface import Cache
 from oled.policies.part import Allocation
 from oled.trace.schema import Phase
 
-from .build import call, make_at, make_cache, make_step, memory_of
+from .build import call, in_python, make_at, make_cache, make_step, memory_of
 
 PHASES = [Phase.PREFILL, Phase.DENOISE, Phase.COMMIT, Phase.DECODE]
 
@@ -217,7 +217,7 @@ def test_ranks_follow_score_then_recency() -> None:
 def test_the_falling_fit_is_the_least_squares_fit(values: list[int]) -> None:
     n = len(values)
     fitted, weight = np.zeros(n), np.zeros(n)
-    fit_falling(np.array(values, np.float64), fitted, weight, n)
+    in_python(fit_falling)(np.array(values, np.float64), fitted, weight, n)
 
     def mean(a: int, b: int) -> float:
         return sum(values[a : b + 1]) / (b - a + 1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from oled._jit import bare_njit
+from oled._jit import inner_njit
 from oled.policies.apportion import LOWEST, MOST, hand_out
 from oled.policies.interface import ALLOCATE, WATCH, At, Cache, Step, kernel
 from oled.policies.part import Allocation
@@ -76,7 +76,7 @@ def allocate(at: At, cache: Cache, memory, params) -> None:  # type: ignore[no-u
     hand_out(memory[GAIN], state, cache.expert_bytes, budget, cache.capacity)
 
 
-@bare_njit
+@inner_njit
 def fit_falling(values, fitted, weight, n):  # type: ignore[no-untyped-def]
     """Least-squares fit of the first `n` values that never rises, by pooling adjacent violators."""
     pools = 0

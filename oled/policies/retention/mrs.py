@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from oled._jit import bare_njit
+from oled._jit import inner_njit
 from oled.policies.interface import OBSERVE, Cache, Step, kernel
 from oled.policies.part import Retention
 
@@ -44,7 +44,7 @@ def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[n
         cache.score[step.layer, expert] = score
 
 
-@bare_njit
+@inner_njit
 def highest(values: NDArray[np.float64], n: int, rank: int) -> float:
     """The `rank`-th highest (1: the maximum) of the first `n` values; permutes them."""
     left, right, wanted = 0, n - 1, rank - 1

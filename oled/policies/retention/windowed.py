@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled._jit import bare_njit
+from oled._jit import inner_njit
 from oled.policies.interface import OBSERVE, Cache, Step, kernel
 from oled.policies.part import Retention
 
@@ -41,7 +41,7 @@ def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[n
     memory[FORWARDS, layer, 0] = 0.0
 
 
-@bare_njit
+@inner_njit
 def swap(layer, cache, tokens):  # type: ignore[no-untyped-def]
     """Exchange the least busy member for the busiest other expert, if that one is busier."""
     least, most = -1, -1
