@@ -364,7 +364,10 @@ def serve_one_by_one(step: Step, cache: Cache, plan: Plan, by_mention: bool) -> 
         if cache.resident[layer, expert] != 0:
             plan.state[i], plan.place[i] = RESIDENT, ON_GPU
         else:
-            plan.state[i], plan.place[i] = ABSENT, TRANSFER
+            if plan.state[i] == RESIDENT:  # evicted before its turn: nothing computes in its slot
+                plan.state[i] = ABSENT
+                plan.count[N_EVICTED_ACTIVE] -= 1
+            plan.place[i] = TRANSFER if plan.state[i] == ABSENT else ON_GPU
             while cache.used[layer] > 0 and cache.used[layer] >= cache.capacity[layer]:
                 _drop(_victim(layer, cache), step, cache, plan)
             if cache.used[layer] < cache.capacity[layer]:

@@ -47,7 +47,8 @@ class Case:
     sizes: list[int]
     top_k: int
     costs: Any  # the look-up tables
-    admission: str  # demand | compete | frozen
+    admission: str  # demand | compete | frozen | sequential
+    by_mention: bool  # sequential: in the order of mention, not of ids
     rule: str  # lru | lfu
     capacity: list[int] | None  # slots of each layer, or
     budget: int | None  # bytes of all
@@ -209,15 +210,18 @@ class Model:
         residents_before = len(self.resident[layer])
         bytes_before = self.bytes()
         states = {e: self.find(layer, e) for e in step.counts}
-        hits_before = {e for e, s in states.items() if s == "resident"}
         places = {}
         for e, state in states.items():
             if state == "absent":
                 places[e] = "cpu" if (index, e) in case.on_cpu else "transfer"
             else:
                 places[e] = "cpu" if (index, e) in case.residents_on_cpu else "gpu"
+        before = {e: self.value((layer, e)) for e in range(case.experts[layer])}
         self.learn(index, step)
-        stays, evicted = self.admit(step, states, places)
+        if case.admission == "sequential":
+            stays, evicted = self.one_by_one(step, states, places, before)
+        else:
+            stays, evicted = self.admit(step, states, places)
         for e in sorted(step.counts):
             self.decisions.append((states[e], places[e], int(e in stays)))
         self.book(step, states, places, evicted)
@@ -234,7 +238,7 @@ class Model:
             yield self.level(ENDS)
             self.note("policy", began, step.forward, layer, None)
 
-        own = [e for (la, e) in evicted if la == layer and e in hits_before]
+        own = [e for la, e in evicted if la == layer and states.get(e) == "resident"]
         if case.capacity is not None:
             room = case.capacity[layer] - residents_before + len(evicted) - len(own)
         else:
@@ -262,7 +266,7 @@ class Model:
         cpu = [e for e in step.counts if places[e] == "cpu"]
         ranked = sorted(
             (e for e in step.counts if places[e] == "transfer"),
-            key=lambda e: (e in stays, self.case.ranks.get((self.routed, e), 0.0), e),
+            key=lambda e: (e in stays, self.rank(step, e), e),
         )
         work = []
         self.ready: list[tuple[int, bool]] = []
@@ -278,6 +282,11 @@ class Model:
         self.poke()
         yield self.env.all_of(work)
         yield self.level(ENDS)
+
+    def rank(self, step: Active, expert: int) -> float:
+        if self.case.admission != "sequential":
+            return self.case.ranks.get((self.routed, expert), 0.0)
+        return step.order.index(expert) if self.case.by_mention else expert
 
     def on_demand(
         self, step: Active, expert: int, leaves: bool
@@ -431,12 +440,13 @@ class Model:
         else:
             full = self.bytes() + self.case.sizes[layer] > self.case.budget
         if full:
-            standing = [(la, e) for la in (layer,) for e in self.resident[la]]
+            standing = [(layer, e) for e in self.resident[layer]]
             lowest = min(standing, key=self.value, default=None)
             if lowest is None or self.value(lowest) >= self.value(key):
                 self.waste(key)
                 return
-            self.leave(lowest)
+            self.resident[layer].discard(lowest[1])
+            self.book_leaving(lowest)
         self.unstage(key)
         self.resident[layer].add(expert)
         self.unused.add(key)
@@ -488,8 +498,38 @@ class Model:
         stays = new & self.resident[layer]
         return stays, [k for k in leaving if not (k[0] == layer and k[1] in new)]
 
-    def leave(self, key: tuple[int, int]) -> None:
-        self.resident[key[0]].discard(key[1])
+    def one_by_one(
+        self,
+        step: Active,
+        states: dict[int, str],
+        places: dict[int, str],
+        value: dict[int, tuple[float, Any]],
+    ) -> tuple[set[int], list[tuple[int, int]]]:
+        """Naive replay: a miss evicts, then inserts; until its turn an expert has its old score."""
+        here, slots = self.resident[step.layer], self.case.capacity[step.layer]
+        stays: set[int] = set()
+        evicted = []
+        for e in step.order if self.case.by_mention else sorted(step.counts):
+            if e in here:
+                states[e], places[e] = "resident", "gpu"
+            else:
+                if states[e] == "resident":  # evicted before its turn
+                    states[e] = "absent"
+                places[e] = "transfer" if states[e] == "absent" else "gpu"
+                while here and len(here) >= slots:
+                    victim = min(here, key=value.__getitem__)
+                    here.discard(victim)
+                    if victim in stays:
+                        stays.discard(victim)
+                    else:
+                        evicted.append((step.layer, victim))
+                if len(here) < slots:
+                    here.add(e)
+                    stays.add(e)
+            value[e] = self.value((step.layer, e))
+        return stays, evicted
+
+    def book_leaving(self, key: tuple[int, int]) -> None:
         if key in self.unused:
             self.unused.discard(key)
             self.sums["wasted"] += self.case.sizes[key[0]]
@@ -513,7 +553,7 @@ class Model:
             elif state == "in flight" and places[e] != "cpu":
                 self.sums["late"] += size
         for key in evicted:
-            self.leave(key)
+            self.book_leaving(key)
 
     def commit(
         self, index: int, step: Active, states: dict[int, str], places: dict[int, str]

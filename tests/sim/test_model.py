@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from oled.policies.retention.lfu import Lfu
 from oled.sim import lanes as ln
 from oled.sim import replay as r
 
@@ -96,11 +97,15 @@ def random_case(rng: np.random.Generator):
     slots: int | str = int(rng.integers(0, max(experts) + 1))
     if pooled:
         slots = f"{int(rng.integers(0, everything + 1))}B"
+    kinds = ["demand", "compete", "frozen"]
+    admission = "sequential" if not pooled and rng.random() < 0.15 else str(rng.choice(kinds))
+    one_by_one = admission == "sequential"
     policy = compose(
-        str(rng.choice(["demand", "compete", "frozen"])),
-        dispatch=OnCpu(sent_away, ranks, at_home),
+        admission,
+        dispatch=None if one_by_one else OnCpu(sent_away, ranks, at_home),
         prefetch=Asks(script, anew),
-        retention=None if rng.random() < 0.6 else _lfu(),
+        retention=None if rng.random() < 0.6 else Lfu(),
+        by_mention=one_by_one and bool(rng.random() < 0.5),
     )
     fields = {
         "slots": slots,
@@ -109,12 +114,6 @@ def random_case(rng: np.random.Generator):
         "lifecycle": str(rng.choice(["request", "persistent"])),
     }
     return steps, machine, policy, fields
-
-
-def _lfu():
-    from oled.policies.retention.lfu import Lfu
-
-    return Lfu()
 
 
 def modelled(steps, machine, policy, fields) -> Model:
@@ -130,6 +129,7 @@ def modelled(steps, machine, policy, fields) -> Model:
         )
     pooled = fields["scope"] == "global"
     slots = fields["slots"]
+    dispatch = policy.dispatch if isinstance(policy.dispatch, OnCpu) else OnCpu()
     return Model(
         Case(
             forwards=forwards,
@@ -139,14 +139,15 @@ def modelled(steps, machine, policy, fields) -> Model:
             top_k=steps.top_k,
             costs=machine.tables(steps),
             admission=policy.admission.name.lower(),
+            by_mention=policy.by_mention,
             rule=type(policy.retention).__name__.lower(),
             capacity=None if pooled else [min(slots, e) for e in steps.num_experts.tolist()],
             budget=int(slots[:-1]) if pooled else None,
             staging=fields["staging"],
             persistent=fields["lifecycle"] == "persistent",
-            on_cpu=policy.dispatch.experts,
-            residents_on_cpu=policy.dispatch.residents,
-            ranks=dict(policy.dispatch.ranks),
+            on_cpu=dispatch.experts,
+            residents_on_cpu=dispatch.residents,
+            ranks=dict(dispatch.ranks),
             asks={k: list(v) for k, v in policy.prefetch.script.items()},
             anew=policy.prefetch.anew,
         )
