@@ -1,13 +1,13 @@
 """Marginal gain (ours): each slot goes to the layer in which it would have made the most hits.
 
 At every layer-step the active experts are looked up in the retention's own ranking of the layer
-(score, then recency, as in eviction): an expert of rank r is a hit with more than r slots, one that
-was not used before in the request with no number of slots. The counts by rank are the layer's hit
-curve, gathered over the forwards of a period (denoising or decoding) and smoothed over periods.
-Curves are made falling (pool adjacent violators), so that handing out slots one by one by the next
-hit per byte is exact for them, between a floor and the layer's experts and with a bounded change at
-a time. Recency in the ranking matters: without it all experts that score 0 share one rank.
-Cost: O(A * E) a step, O(L * E + slots * L) a period.
+(score, then recency, as in eviction): an expert of rank r is a hit with more than r slots, one
+that was not used before in the request with no number of slots. The counts by rank are the layer's
+hit curve, gathered over the forwards of a period (denoising or decoding) and smoothed over
+periods. Curves are made falling (pool adjacent violators), so that handing out slots one by one by
+the next hit per byte is exact for them, between a floor and the layer's experts. Recency in the
+ranking matters: without it all experts that score 0 share one rank. Cost: O(A * E) a step, O(L * E
++ slots * L) a period.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def watch(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-
 
 @kernel(ALLOCATE)
 def allocate(at: At, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    period, smoothing, floor, change = params[0], params[1], params[2], params[3]
+    period, smoothing, floor = params[0], params[1], params[2]
     if at.phase != DENOISE and at.phase != DECODE:
         return
     state = memory[STATE]
@@ -62,7 +62,7 @@ def allocate(at: At, cache: Cache, memory, params) -> None:  # type: ignore[no-u
     budget = 0.0
     for layer in range(layers):
         curve, recent, gain = memory[CURVE, layer], memory[RECENT, layer], memory[GAIN, layer]
-        experts, slots, row = cache.num_experts[layer], cache.capacity[layer], state[layer]
+        experts, row = cache.num_experts[layer], state[layer]
         for rank in range(experts):
             curve[rank] = smoothing * curve[rank] + recent[rank]
             recent[rank] = 0.0
@@ -70,9 +70,7 @@ def allocate(at: At, cache: Cache, memory, params) -> None:  # type: ignore[no-u
         for rank in range(experts):
             gain[rank] /= cache.expert_bytes[layer]
         budget += row[START] * cache.expert_bytes[layer]
-        most_change = max(1, math.floor(change * row[START]))
-        row[LOWEST] = max(slots - most_change, math.ceil(floor * row[START]))
-        row[MOST] = min(slots + most_change, experts)
+        row[LOWEST], row[MOST] = math.ceil(floor * row[START]), experts
     hand_out(memory[GAIN], state, cache.expert_bytes, budget, cache.capacity)
 
 
@@ -103,13 +101,11 @@ class MarginalGain(Allocation):
     period: denoising (or decoding) forwards between two refreshes, at least 1.
     smoothing: share of the old curve kept at a refresh, 0 <= smoothing < 1.
     floor: least slots of a layer, as a share of what it began with, 0 <= floor <= 1.
-    change: most slots that a layer wins or loses at a refresh, as such a share; at least 1 slot.
     """
 
     period: int = 5
     smoothing: float = 0.8
     floor: float = 0.25
-    change: float = 0.1
 
     needs = frozenset({"order"})
     watch = watch
@@ -120,11 +116,8 @@ class MarginalGain(Allocation):
             raise ValueError(f"period is {self.period}; it must be at least 1 forward")
         if not 0.0 <= self.smoothing < 1.0:
             raise ValueError(f"smoothing is {self.smoothing}; it must lie in [0, 1)")
-        if not 0.0 <= self.floor <= 1.0 or self.change < 0.0:
-            raise ValueError(
-                f"floor is {self.floor} and change {self.change}; "
-                "floor must lie in [0, 1] and change not be negative"
-            )
+        if not 0.0 <= self.floor <= 1.0:
+            raise ValueError(f"floor is {self.floor}; it must lie in [0, 1]")
 
     def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
         return (PLANES, layers, max(experts, COLUMNS))
