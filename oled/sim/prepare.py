@@ -23,6 +23,7 @@ from oled.policies.interface import (
     Rules,
     Side,
 )
+from oled.policies.part import ask_nothing, transfer_all
 from oled.sim.lanes import Lanes, new_lanes
 from oled.sim.replay import (
     COLUMNS,
@@ -40,6 +41,7 @@ from oled.trace.steps import Steps, next_use
 
 _PREFILL = {"policy": PREFILL_POLICY, "stream": PREFILL_STREAM, "bypass": PREFILL_BYPASS}
 _LOG_ENTRIES_PER_EXPERT = 3
+_UNBOUNDED = 1 << 30  # staging slots of the accounting replay
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ def assemble(
             composition.by_mention,
             settings.unbounded,
             pooled,
-            settings.staging_slots,
+            _UNBOUNDED if settings.unbounded else settings.staging_slots,
             _PREFILL[composition.prefill],
         ),
         options=Options(
@@ -177,7 +179,8 @@ def assemble(
 
 def _refuse(composition: Composition, settings: Settings, pooled: bool) -> None:
     """Configurations that cannot run are refused before anything begins."""
-    if composition.dispatch.transfers and not settings.unbounded and settings.staging_slots < 1:
+    copies = composition.dispatch.transfers or composition.prefill != "policy"
+    if copies and not settings.unbounded and settings.staging_slots < 1:
         raise UserError(
             f"cache.staging=0: policy '{composition.name}' copies experts and needs at least "
             "1 staging slot (0 only where all misses run on the CPU)"
@@ -186,6 +189,16 @@ def _refuse(composition: Composition, settings: Settings, pooled: bool) -> None:
         raise UserError(
             f"policy '{composition.name}' serves one layer's experts one by one; "
             "it has no global scope: use cache.scope=layer"
+        )
+    one_by_one = composition.admission is Admission.SEQUENTIAL
+    if one_by_one and type(composition.dispatch).dispatch is not transfer_all:
+        raise UserError(
+            f"policy '{composition.name}' serves experts one by one and copies what is missing: "
+            "it takes no other dispatch"
+        )
+    if not composition.overlap and type(composition.prefetch).ask is not ask_nothing:
+        raise UserError(
+            f"policy '{composition.name}' waits for every copy (overlap: false): it cannot prefetch"
         )
 
 

@@ -405,7 +405,7 @@ def replay(
             if options.overlap:
                 run_layer(lanes, step, plan, cache, costs, queue, rules, slots)
             else:
-                run_layer_serially(lanes, step, plan, cache, costs, options.writes_back)
+                run_layer_serially(lanes, step, plan, cache, costs, slots, options.writes_back)
             clear_layer(lanes, step, plan, cache, rules)
             now = lanes.t[NOW]
             note(lanes, LOG_RESIDENTS, now, now, forward, layer, cache.used[layer])

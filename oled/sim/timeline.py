@@ -27,9 +27,10 @@ _SLICES = {
     ln.LOG_PREFETCH: (1, "prefetch"),
     ln.LOG_CPU: (2, "cpu experts"),
     ln.LOG_OUT: (3, "activations out"),
+    ln.LOG_BACK: (3, "copy back"),
     ln.LOG_POLICY: (4, "policy"),
 }
-_EXPERT_ITEM = (ln.LOG_COPY, ln.LOG_PREFETCH)
+_EXPERT_ITEM = (ln.LOG_COPY, ln.LOG_PREFETCH, ln.LOG_BACK)
 _COUNTERS = {ln.LOG_RESIDENTS: "resident experts", ln.LOG_QUEUE: "link queue"}
 
 
