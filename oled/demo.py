@@ -30,13 +30,17 @@ POLICIES = (
     "lru",
     "lfu",
     "cpu_all",
+    "fiddler",
+    "dali",
     "inter_iteration",
     "oled_priority",
+    "oled_layeradapt",
+    "oled",
     "oracle",
 )
 SLOTS = (20, 50)  # of 128: the shares of the paper's 40 and 100 of 256
 GEOMETRY = "llada2_mini"
-TIMELINE_OF = "oled_priority"
+TIMELINE_OF = "oled"
 NEW_TOKENS = 64
 
 README = """\
@@ -80,9 +84,11 @@ def _prepare(out: Path) -> None:
 def compile_ahead() -> None:
     """Compiles what the replay needs, in a process of its own while the model decodes."""
     from oled.sim.api import simulate
+    from oled.sim.subject import Subject
 
+    learned = Subject.of("calibration")
     for policy in POLICIES:
-        simulate("demo", policy, geometry=GEOMETRY, timeline=(0, 1))
+        simulate("demo", policy, geometry=GEOMETRY, calibration=learned, timeline=(0, 1))
 
 
 def _record(folder: Path, device: str) -> Subject:
@@ -93,7 +99,8 @@ def _record(folder: Path, device: str) -> Subject:
 
     loaded = load_model("tiny", device)
     decode = BlockDiffusion(block_length=16, max_new_tokens=NEW_TOKENS)
-    report = record(loaded, load_prompts(traces_dir() / "prompts.jsonl"), decode, folder)
+    prompts = load_prompts(traces_dir() / "prompts.jsonl")
+    report = record(loaded, prompts, decode, folder, horizons=1)
     log.info("%s", report)
     found = check(folder)
     if not found.ok:
@@ -106,11 +113,13 @@ def _replay(subject: Subject) -> list[dict[str, Any]]:
     from tqdm import tqdm
 
     from oled.sim.api import simulate
+    from oled.sim.subject import Subject
 
+    learned = Subject.of("calibration")  # on other prompts
     runs = [(policy, slots) for slots in SLOTS for policy in POLICIES]
     rows = []
     for policy, slots in tqdm(runs, unit="run", disable=None):
-        result = simulate(subject, policy, slots=slots, geometry=GEOMETRY)
+        result = simulate(subject, policy, slots=slots, geometry=GEOMETRY, calibration=learned)
         rows.append(
             {
                 "policy": policy,

@@ -82,7 +82,7 @@ def configuration(config: Mapping[str, Any]) -> dict[str, Any]:
         "batch_size": config["workload"]["batch_size"],
         "hardware": config["hardware"]["name"],
         "runtime": config["runtime"]["name"],
-        "geometry": config["cost"]["geometry"],
+        **config["cost"],
         "seed": config["seed"],
     }
 

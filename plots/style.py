@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -35,31 +35,50 @@ class Line:
     width: float = 0.9
 
 
-# Plain caches are greys, other systems are cool and the OLED family is warm; neighbours in a figure
-# differ in lightness or in hatch, so that it reads without colour.
+# Plain caches are greys, systems are blue and green, retentions alone violet, the OLED family warm;
+# neighbours in a figure differ in lightness or in hatch, so that it reads without colour.
 POLICIES = {
     "no_cache": Look("no cache", "#ffffff", "", "x"),
     "naive_lru": Look("naive LRU", "#f0f0f0", "....", "o"),
     "lru": Look("LRU", "#d0d0d0", "", "s"),
     "lfu": Look("LFU", "#a8a8a8", "////", "^"),
-    "cpu_all": Look("all on CPU", "#c6dbef", "\\\\\\\\", "P"),
+    "lfu_aged": Look("LFU, aged", "#a8a8a8", "", "v"),
+    "lrfu": Look("LRFU", "#8f8f8f", "\\\\\\\\", "<"),
+    "in_cache_lfu": Look("LFU in cache", "#787878", "", ">"),
+    "least_stale": Look("least stale", "#787878", "....", "p"),
+    "front_loaded": Look("front-loaded LRU", "#d0d0d0", "xxxx", "h"),
+    "static_popularity": Look("static popularity", "#f0f0f0", "++++", "8"),
+    "cpu_all": Look("all on CPU", "#deebf7", "\\\\\\\\", "P"),
+    "ktransformers": Look("KTransformers", "#c6dbef", "", "p"),
     "fiddler": Look("Fiddler", "#9ecae1", "xxxx", "<"),
     "hybrimoe": Look("HybriMoE", "#6baed6", "", ">"),
     "dali": Look("DALI", "#4292c6", "////", "h"),
-    "ktransformers": Look("KTransformers", "#2171b5", "", "p"),
-    "llama_cpp": Look("llama.cpp", "#084594", "\\\\\\\\", "*"),
-    "moe_infinity": Look("MoE-Infinity", "#c7e9c0", "....", "1"),
-    "finemoe": Look("FineMoE", "#a1d99b", "", "2"),
-    "mixtral_offloading": Look("Mixtral-offloading", "#74c476", "////", "3"),
-    "promoe": Look("ProMoE", "#31a354", "", "4"),
+    "llama_cpp": Look("llama.cpp", "#2171b5", "", "*"),
+    "llama_cpp_cache": Look("llama.cpp, cache", "#084594", "....", "X"),
+    "moe_infinity": Look("MoE-Infinity", "#c7e9c0", "....", "D"),
+    "finemoe": Look("FineMoE", "#a1d99b", "", "d"),
+    "mixtral_offloading": Look("Mixtral-offloading", "#74c476", "////", "v"),
+    "promoe": Look("ProMoE", "#31a354", "", "^"),
     "tide": Look("TIDE", "#006d2c", "xxxx", "8"),
+    "mrs": Look("MRS", "#dadaeb", "", "<"),
+    "mrs_wide": Look("MRS, wide", "#dadaeb", "////", ">"),
+    "windowed": Look("windowed", "#bcbddc", "....", "h"),
+    "expert_count": Look("tokens per expert", "#9e9ac8", "", "s"),
+    "gate_sum": Look("gate weight", "#807dba", "\\\\\\\\", "o"),
+    "probability_visits": Look("probability x visits", "#6a51a3", "", "D"),
+    "prefetch_dial": Look("prefetch dial", "#54278f", "xxxx", "P"),
     "inter_iteration": Look("inter-iteration", "#fdae6b", "", "o"),
+    "state_gate": Look("state gate (ours)", "#fee6ce", "....", "p"),
+    "two_timescale": Look("two-timescale (ours)", "#fee6ce", "++++", "h"),
     "oled_priority": Look("OLED Priority", "#f16913", "\\\\\\\\", "s"),
-    "oled_layeradapt": Look("OLED +LayerAdapt", "#d94801", "", "^"),
-    "oled": Look("OLED", "#7f2704", "", "D"),
-    "belady": Look("Belady, demand", "#8a8a8a", "", "v"),
-    "oracle": Look("Belady, bypass", "#3a3a3a", "", "D"),
-    "oracle_pooled": Look("Belady, pooled", "#1a1a1a", "", "d"),
+    "oled_layeradapt": Look("OLED +LayerAdapt", "#d94801", "////", "^"),
+    "oled": Look("OLED", "#a63603", "", "D"),
+    "oled_exact": Look("OLED, exact (ours)", "#7f2704", "xxxx", "v"),
+    "oled_fill": Look("OLED, fill (ours)", "#7f2704", "....", "X"),
+    "oled_marginal": Look("OLED, marginal (ours)", "#d94801", "++++", "<"),
+    "belady": Look("Belady, demand", "#8a8a8a", "++++", "v"),
+    "oracle": Look("Belady, bypass", "#252525", "", "d"),
+    "oracle_pooled": Look("Belady, pooled", "#252525", "....", "d"),
 }
 _OTHERS = ("#bcbddc", "#9e9ac8", "#756bb1", "#54278f", "#fa9fb5", "#dd3497", "#7a0177")
 _HATCHES = ("", "////", "....", "xxxx", "++++")
@@ -74,9 +93,11 @@ REFERENCES = {
 
 
 def look(policy: str) -> Look:
-    """The policy's look; one that is not of this project gets one by its name."""
-    if policy in POLICIES:
-        return POLICIES[policy]
+    """The policy's look; a paper's code has that of the paper; others get one by their name."""
+    plain = policy.removesuffix("_artefact")
+    if plain in POLICIES:
+        known = POLICIES[plain]
+        return known if plain == policy else replace(known, label=f"{known.label}, code")
     code = zlib.crc32(policy.encode())
     return Look(
         policy,

@@ -19,7 +19,7 @@ CONFIG = {
     "workload": {"batch_size": 1},
     "hardware": {"name": "machine"},
     "runtime": {"name": "graph_fused"},
-    "cost": {"geometry": None},
+    "cost": {"geometry": None, "cpu_kernel": "tuned", "pinned": True},
     "seed": 0,
 }
 

@@ -20,7 +20,7 @@ VERBS = {
     "list": "what there is by name: policies, hardware, models, traces, …",
     "plot": "a figure from a results table",
     "import": "a trace from another tool's recording",
-    "bench": "how fast this machine simulates or loads",
+    "bench": "how fast this machine simulates, decides or loads",
 }
 
 Arguments = argparse.Namespace

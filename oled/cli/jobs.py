@@ -57,6 +57,7 @@ def simulate(values: Values, out: Path, in_sweep: bool) -> str:
     """One simulation: OUT/metrics.json, and a timeline where one is asked for."""
     from oled.sim.api import simulate
 
+    _say_if_compiling()
     subject = _subject(values["trace"]["path"])
     timeline = values["timeline"]
     result = simulate(
@@ -67,13 +68,20 @@ def simulate(values: Values, out: Path, in_sweep: bool) -> str:
         calibration=values["calibration"],
         **values["cache"],
         batch_size=values["workload"]["batch_size"],
-        geometry=values["cost"]["geometry"],
+        **values["cost"],
         timeline=_window(subject, values["window"]) if timeline else None,
         seed=values["seed"],
     )
     if result.timeline:  # each job of a sweep has one of its own
         result.timeline.write(out / Path(timeline).name if in_sweep else Path(timeline))
     return f"{result.table()}\n{result.write(out)}"
+
+
+def _say_if_compiling() -> None:
+    from oled._jit import cache_dir
+
+    if not any(cache_dir().iterdir()):
+        log.info("compiling the simulator, which is kept for the next runs")
 
 
 @functools.lru_cache(maxsize=1)

@@ -40,6 +40,7 @@ KEYS = {
   hardware=NAME|FILE.yaml      and any number of it, as hardware.h2d_pinned='25 GB/s'
   runtime=NAME|FILE.yaml       what the software adds
   cost.geometry=NAME           take bytes and times of another model
+  cost.cpu_kernel=tuned|torch  cost.pinned=true|false
   workload.batch_size=1        requests in lockstep
   calibration=NAME|DIR         another trace, for policies that learn beforehand
   timeline=FILE.json.gz        opens in Perfetto; window=[first,count] chooses the forwards

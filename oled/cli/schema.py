@@ -15,6 +15,7 @@ from omegaconf import MISSING
 
 Scope = Enum("Scope", ["layer", "global"])
 Lifecycle = Enum("Lifecycle", ["request", "persistent"])
+CpuKernel = Enum("CpuKernel", ["tuned", "torch"])
 Mode = Enum("Mode", ["free", "forced"])
 
 
@@ -34,6 +35,8 @@ class Cache:
 @dataclass
 class Cost:
     geometry: str | None = MISSING
+    cpu_kernel: CpuKernel = MISSING
+    pinned: bool = MISSING
 
 
 @dataclass
