@@ -1,0 +1,269 @@
+"""Four layer-steps worked out by hand, and what happens when things end at one instant."""
+
+from __future__ import annotations
+
+import pytest
+
+from oled.sim import lanes as ln
+from oled.sim import replay as r
+
+from .build import (
+    Ask,
+    Asks,
+    Forward,
+    Machine,
+    OnCpu,
+    compose,
+    entries,
+    make_steps,
+    replay,
+    state_of,
+)
+
+MACHINE = Machine(
+    head=8,
+    dense=10,
+    policy=6,
+    group_t0=40,  # a group of n experts: 40 + 2 n
+    group_per_expert=2,
+    cpu_call=4,  # a batch of CPU experts: 4 + sum of (20 + tokens)
+    cpu_expert=20,
+    cpu_per_token=1,
+    act_out=3,
+    act_back=2,
+    copy=30,  # 37 where the link stood still
+    copy_wake=7,
+    contention_ppm=500_000,  # link and CPU run at half speed while both run
+)
+
+# Two layers of six experts; one resident slot each, which holds expert 0 at the start; three
+# staging slots, so that at most two prefetches wait or are on their way.
+FORWARDS = [
+    Forward({0: {1: 1, 2: 1, 3: 1, 4: 1, 0: 1}, 1: {3: 1, 1: 1}}, tokens=5),
+    Forward({0: {0: 1, 1: 1, 5: 1}, 1: {1: 1, 2: 30}}, tokens=30),
+]
+ASKED = {0: [Ask(1, 3, due=1), Ask(1, 5, due=1), Ask(0, 5, due=2)]}  # "A", "W", "B"
+ON_CPU = frozenset({(0, 4), (2, 1), (3, 2)})  # (layer-step, expert)
+
+# Layer-step 0 (forward 0, layer 0). Dense 0-10. The policy takes 10-16 and asks for A, W, B.
+#   A begins at once, on a link that stood still: 37 ns of work from 10.
+#   16: hit {0}, 42 ns: 16-58. Expert 4's activations leave 16-19, then the CPU has 4+20+1 = 25 ns
+#   of work and A, which has 47-19 = 28 left. Both at half speed: the CPU is done after 50 ns, at 69
+#   (results back 71); A has 28-25 = 3 left and lands at 72.
+#   LRU: 0 was mentioned last and stays, so 1, 2 and 3 are used once and discarded. Free slots:
+#   three of staging less A's = 2.
+#   72: copy of 1, the link did not rest: 72-102. Copy of 2: 102-132. No slot for 3.
+#   102: group {1} 102-144. At 144 its slot is free: copy of 3, after a rest: 144-181.
+#   144: group {2} 144-186. At 186 its slot is free, and all copies on demand have begun: prefetch
+#   W, after a rest: 186-223. Group {3} 186-228. B has no room beside A and W. The end: 228.
+#   The GPU stood still 58-102, for copies: 44.
+# Layer-step 1 (layer 1). Dense 228-238. A has landed: a hit, useful. Expert 1 is missing.
+#   LRU: 1, mentioned last, takes the slot of 0; A does not stay. Policy 238-244.
+#   244: hit {3} 244-286. Copy of 1 after a rest: 244-281. B still has no room.
+#   286: group {1} 286-328. The end: A leaves staging, W was not asked for: wasted.
+# Head 328-336. B begins at 328, after a rest: 37 ns, to 365.
+# Layer-step 2 (forward 1, layer 0). Dense 336-346. B (expert 5) is on its way: late. Policy to 352.
+#   352: hit {0} 352-394. Expert 1's activations 352-355, then 25 ns on the CPU beside B's last
+#   365-355 = 10: B lands after 20, at 375; the CPU has 25-10 = 15 left and is done at 390 (392).
+#   394: group {5} 394-436. The end.
+# Layer-step 3 (layer 1). Dense 436-446. Policy 446-452. Hit {1}, resident since step 1: 452-494.
+#   Expert 2 has 30 tokens: out 452-455, 4+20+30 = 54 on the CPU: 455-509, back 511. The GPU waits
+#   494-511 for the CPU: 17.
+# Head 511-519.
+EXPECTED = [
+    (ln.LOG_DENSE, 0, 10, 0, 0, 5),
+    (ln.LOG_POLICY, 10, 16, 0, 0, 0),
+    (ln.LOG_PREFETCH, 10, 72, 0, 1, 3),
+    (ln.LOG_HITS, 16, 58, 0, 0, 1),
+    (ln.LOG_OUT, 16, 19, 0, 0, 1),
+    (ln.LOG_CPU, 19, 69, 0, 0, 1),
+    (ln.LOG_COPY, 72, 102, 0, 0, 1),
+    (ln.LOG_COPY, 102, 132, 0, 0, 2),
+    (ln.LOG_LANDED, 102, 144, 0, 0, 1),
+    (ln.LOG_COPY, 144, 181, 0, 0, 3),
+    (ln.LOG_LANDED, 144, 186, 0, 0, 1),
+    (ln.LOG_PREFETCH, 186, 223, 0, 1, 5),
+    (ln.LOG_LANDED, 186, 228, 0, 0, 1),
+    (ln.LOG_DENSE, 228, 238, 0, 1, 5),
+    (ln.LOG_POLICY, 238, 244, 0, 1, 0),
+    (ln.LOG_HITS, 244, 286, 0, 1, 1),
+    (ln.LOG_COPY, 244, 281, 0, 1, 1),
+    (ln.LOG_LANDED, 286, 328, 0, 1, 1),
+    (ln.LOG_HEAD, 328, 336, 0, -1, 0),
+    (ln.LOG_PREFETCH, 328, 375, 1, 0, 5),
+    (ln.LOG_DENSE, 336, 346, 1, 0, 30),
+    (ln.LOG_POLICY, 346, 352, 1, 0, 0),
+    (ln.LOG_HITS, 352, 394, 1, 0, 1),
+    (ln.LOG_OUT, 352, 355, 1, 0, 1),
+    (ln.LOG_CPU, 355, 390, 1, 0, 1),
+    (ln.LOG_LANDED, 394, 436, 1, 0, 1),
+    (ln.LOG_DENSE, 436, 446, 1, 1, 30),
+    (ln.LOG_POLICY, 446, 452, 1, 1, 0),
+    (ln.LOG_HITS, 452, 494, 1, 1, 1),
+    (ln.LOG_OUT, 452, 455, 1, 1, 30),
+    (ln.LOG_CPU, 455, 509, 1, 1, 1),
+    (ln.LOG_HEAD, 511, 519, 1, -1, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def outcome():
+    steps = make_steps(FORWARDS, [6, 6])
+    policy = compose(initial="first", dispatch=OnCpu(ON_CPU), prefetch=Asks(ASKED))
+    return replay(steps, policy, MACHINE, slots=1, staging=3)
+
+
+def test_every_begin_and_end(outcome):
+    assert sorted(entries(outcome), key=lambda row: (row[1], row[2], row[0])) == sorted(
+        EXPECTED, key=lambda row: (row[1], row[2], row[0])
+    )
+    assert outcome.tally.begin_ns.tolist() == [0, 336]
+    assert outcome.tally.end_ns.tolist() == [336, 519]
+
+
+def test_what_was_counted(outcome):
+    sums = outcome.tally.by_phase.sum(axis=(0, 1))
+    expected = {
+        r.ACCESSES: 5 + 2 + 3 + 2,
+        r.HITS: 1 + 1 + 1 + 1,
+        r.TRANSFERS: 3 + 1,
+        r.CPU_MISSES: 1 + 1 + 1,
+        r.LATE_MISSES: 1,
+        r.MOVED_BYTES: 7 * 100,
+        r.USEFUL_BYTES: 100,
+        r.WASTED_BYTES: 100,
+        r.LATE_BYTES: 100,
+        r.STALL_COPY: 44,
+        r.STALL_CPU: 17,
+        r.STALL_POLICY: 4 * 6,
+        r.BUSY_GPU: 4 * 10 + 2 * 8 + 9 * 42,
+        r.BUSY_H2D: 62 + 30 + 30 + 37 + 37 + 37 + 47,
+        r.BUSY_CPU: 50 + 35 + 54,
+        r.BUSY_D2H: 3 * 3,
+        r.TIME: 519,
+    }
+    assert {column: int(sums[column]) for column in expected} == expected
+
+
+def test_counters_of_the_timeline(outcome):
+    """Residents of the layer and prefetches that wait, at the end of every layer-step."""
+    rows = entries(outcome, but=())
+    residents = [(row[1], row[4], row[5]) for row in rows if row[0] == ln.LOG_RESIDENTS]
+    assert residents == [(228, 0, 1), (328, 1, 1), (436, 0, 1), (511, 1, 1)]
+    assert [row[5] for row in rows if row[0] == ln.LOG_QUEUE] == [1, 1, 0, 0]
+
+
+# ---- what ends at one instant
+
+PLAIN = Machine(group_t0=5, group_per_expert=5, copy=10, copy_wake=0)
+
+
+def of(outcome, *kinds):
+    return [row[:3] + row[4:] for row in entries(outcome) if row[0] in kinds]
+
+
+def test_an_expert_that_lands_as_the_gpu_falls_idle_belongs_to_the_next_group():
+    """Hit {0}: 10-20. Copies of 1 and 2 land at 20 and 30, each as the group before it ends: at 20
+    the GPU takes {1}, at 30 {2}.
+    """
+    steps = make_steps([Forward({0: {0: 1, 1: 1, 2: 1}})], [3])
+    outcome = replay(steps, compose(initial="first"), PLAIN, slots=1, staging=3)
+    assert of(outcome, ln.LOG_HITS, ln.LOG_LANDED) == [
+        (ln.LOG_HITS, 10, 20, 0, 1),
+        (ln.LOG_LANDED, 20, 30, 0, 1),
+        (ln.LOG_LANDED, 30, 40, 0, 1),
+    ]
+
+
+def test_what_lands_up_to_that_instant_forms_one_group():
+    """Hit {0}: 10-30 (t0 15). Copies land at 20 and 30: at 30 the GPU takes both at once."""
+    steps = make_steps([Forward({0: {0: 1, 1: 1, 2: 1}})], [3])
+    machine = Machine(group_t0=15, group_per_expert=5, copy=10, copy_wake=0)
+    outcome = replay(steps, compose(initial="first"), machine, slots=1, staging=3)
+    assert of(outcome, ln.LOG_LANDED) == [(ln.LOG_LANDED, 30, 55, 0, 2)]
+
+
+def test_a_slot_that_falls_free_as_a_copy_lands_serves_the_next_copy_at_once():
+    """Two slots. Copies 10-20, 20-30; the group of the first, 20-30, frees its slot as the second
+    lands, and the third copy begins there.
+    """
+    steps = make_steps([Forward({0: {0: 1, 1: 1, 2: 1}})], [3])
+    outcome = replay(steps, compose(), PLAIN, slots=0, staging=2)
+    assert of(outcome, ln.LOG_COPY) == [
+        (ln.LOG_COPY, 10, 20, 0, 0),
+        (ln.LOG_COPY, 20, 30, 0, 1),
+        (ln.LOG_COPY, 30, 40, 0, 2),
+    ]
+
+
+def test_copies_on_demand_begin_before_prefetches_at_one_instant():
+    """The prefetch of expert 1 (layer 1) lands at 40 as layer 1's routing becomes known; the one of
+    expert 2 waits, though the link is idle: the routing asks for expert 3, which goes first.
+
+    Layer 0: dense 0-10, copy 10-20, group 20-30; prefetch 20-30 is the first, due later.
+    """
+    machine = Machine(group_t0=5, group_per_expert=5, copy=10, copy_wake=0)
+    steps = make_steps([Forward({0: {0: 1}, 1: {1: 1, 3: 1}})], [4, 4])
+    asks = {0: [Ask(1, 0, due=9), Ask(1, 1, due=1), Ask(1, 2, due=9)]}
+    outcome = replay(steps, compose(prefetch=Asks(asks)), machine, slots=1, staging=8)
+    assert of(outcome, ln.LOG_COPY, ln.LOG_PREFETCH) == [
+        (ln.LOG_COPY, 10, 20, 0, 0),
+        (ln.LOG_PREFETCH, 20, 30, 1, 0),
+        (ln.LOG_PREFETCH, 30, 40, 1, 1),
+        (ln.LOG_COPY, 40, 50, 1, 3),
+        (ln.LOG_PREFETCH, 50, 60, 1, 2),
+    ]
+    landed = state_of(outcome.tally.plans).tolist()
+    assert landed == [0, 2, 0]  # absent, landed, absent
+
+
+def test_a_prefetch_in_flight_is_not_stopped():
+    """It began in policy time, a nanosecond before the copy on demand could; that one waits."""
+    machine = Machine(group_t0=5, group_per_expert=5, copy=10, copy_wake=0, policy=1)
+    steps = make_steps([Forward({0: {0: 1}, 1: {1: 1}})], [4, 4])
+    asks = {0: [Ask(1, 1, due=1)]}
+    outcome = replay(steps, compose(prefetch=Asks(asks)), machine, slots=1, staging=8)
+    assert of(outcome, ln.LOG_COPY, ln.LOG_PREFETCH) == [
+        (ln.LOG_PREFETCH, 10, 20, 1, 1),
+        (ln.LOG_COPY, 20, 30, 0, 0),
+    ]
+
+
+def test_copies_on_demand_pass_between_two_pieces_of_a_prefetch():
+    """Three pieces of 10, 10 and 11 ns: 31 ns as one copy. The policy takes 1 ns."""
+    machine = Machine(group_t0=1, group_per_expert=1, copy=31, copy_wake=0, policy=1)
+    steps = make_steps([Forward({0: {0: 1}, 1: {1: 1}})], [4, 4])
+    asks = {0: [Ask(1, 1, due=1, chunks=3)]}
+    outcome = replay(steps, compose(prefetch=Asks(asks)), machine, slots=1, staging=8)
+    assert of(outcome, ln.LOG_COPY, ln.LOG_PREFETCH) == [
+        (ln.LOG_PREFETCH, 10, 20, 1, 1),
+        (ln.LOG_COPY, 20, 51, 0, 0),
+        (ln.LOG_PREFETCH, 51, 61, 1, 1),
+        (ln.LOG_PREFETCH, 61, 72, 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("cpu_expert", [13, 14, 15])
+def test_cpu_and_link_end_one_nanosecond_apart_or_together(cpu_expert):
+    """The copy lands at 24, the CPU is done at 23, 24 or 25: no order of the two changes the group
+    of the landed expert, 24-34, or the end of the layer.
+    """
+    machine = Machine(
+        group_t0=5,
+        group_per_expert=5,
+        copy=14,
+        copy_wake=0,
+        cpu_call=0,
+        cpu_expert=cpu_expert,
+        cpu_per_token=0,
+        act_out=0,
+        act_back=0,
+    )
+    steps = make_steps([Forward({0: {0: 1, 1: 1}})], [2])
+    policy = compose(dispatch=OnCpu(frozenset({(0, 1)})))
+    outcome = replay(steps, policy, machine, slots=1)
+    assert of(outcome, ln.LOG_LANDED, ln.LOG_CPU) in (
+        [(ln.LOG_LANDED, 24, 34, 0, 1), (ln.LOG_CPU, 10, 10 + cpu_expert, 0, 1)],
+        [(ln.LOG_CPU, 10, 10 + cpu_expert, 0, 1), (ln.LOG_LANDED, 24, 34, 0, 1)],
+    )
+    assert outcome.tally.end_ns.tolist() == [34]
