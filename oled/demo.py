@@ -93,11 +93,15 @@ def compile_ahead() -> None:
 
 def _record(folder: Path, device: str) -> Subject:
     log.info("recording: the bundled model decodes six prompts")
+    import torch
+
     from oled.record import BlockDiffusion, load_model, load_prompts, record
     from oled.sim.subject import Subject
     from oled.trace.check import check
 
     loaded = load_model("tiny", device)
+    if loaded.model.device.type == "cpu":
+        torch.set_num_threads(1)  # faster for matrices this small, and leaves a core to compile on
     decode = BlockDiffusion(block_length=16, max_new_tokens=NEW_TOKENS)
     prompts = load_prompts(traces_dir() / "prompts.jsonl")
     report = record(loaded, prompts, decode, folder, horizons=1)
