@@ -350,8 +350,9 @@ def serve_one_by_one(step: Step, cache: Cache, plan: Plan, by_mention: bool) -> 
     """Naive replay: experts one after the other, in id order or in the order of their last mention.
 
     Fills the whole plan. An expert evicted before its turn is a miss, and a victim may be one that
-    was served a moment ago; both are what an executor without an atomic active set does. Needs
-    `remember` before the scores changed: until its turn an expert keeps its old score.
+    was served a moment ago; both are what an executor without an atomic active set does. Recency
+    is the order of service. Needs `remember` before the scores changed: until its turn an expert
+    keeps its old score.
     """
     layer, n = step.layer, step.expert.size
     for i in range(n):
@@ -373,6 +374,7 @@ def serve_one_by_one(step: Step, cache: Cache, plan: Plan, by_mention: bool) -> 
             if cache.used[layer] < cache.capacity[layer]:
                 plan.stays[i] = 1
                 insert(layer, expert, cache)
+        cache.stamp[layer, expert] = step.clock * STAMP_STEP + turn
         cache.key[expert] = cache.score[layer, expert]
         cache.age[expert] = cache.stamp[layer, expert]
     for i in range(n):

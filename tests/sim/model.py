@@ -509,7 +509,8 @@ class Model:
         here, slots = self.resident[step.layer], self.case.capacity[step.layer]
         stays: set[int] = set()
         evicted = []
-        for e in step.order if self.case.by_mention else sorted(step.counts):
+        served = step.order if self.case.by_mention else sorted(step.counts)
+        for turn, e in enumerate(served):
             if e in here:
                 states[e], places[e] = "resident", "gpu"
             else:
@@ -526,6 +527,7 @@ class Model:
                 if len(here) < slots:
                     here.add(e)
                     stays.add(e)
+            self.age[step.layer, e] += turn - step.order.index(e)  # recency: the order of service
             value[e] = self.value((step.layer, e))
         return stays, evicted
 
