@@ -59,7 +59,10 @@ def run(policy: str | Composition, traces: tuple[Subject, Subject], **fields: An
 
 def plain(part: Part) -> Part:
     """The part with plain functions for kernels, as a user may write it."""
-    kernels = [name for name in KERNELS if isinstance(getattr(part, name, None), Kernel)]
+    own = vars(type(part))
+    kernels = [name for name in KERNELS if isinstance(own.get(name), Kernel)]
+    if not kernels:
+        return part
     functions = {name: staticmethod(in_python(getattr(part, name))) for name in kernels}
     twin = type(type(part).__name__, (type(part),), {"__slots__": (), **functions})
     values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
