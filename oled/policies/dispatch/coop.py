@@ -22,24 +22,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled._jit import inner_njit
-from oled.policies.dispatch.misses import by_tokens, split
+from oled.policies.dispatch.misses import by_tokens, predict_reuse, split
 from oled.policies.interface import DISPATCH, Cache, Costs, Plan, Step, kernel
 from oled.policies.part import Dispatch
-
-
-@inner_njit
-def predict_reuse(step: Step, cache: Cache, misses: int) -> None:
-    """Scores of the misses in `cache.item`, scaled to 0..1, into `cache.key` in the same order."""
-    lowest = cache.score[step.layer, step.expert[cache.item[0]]]
-    highest = lowest
-    for j in range(misses):
-        score = cache.score[step.layer, step.expert[cache.item[j]]]
-        lowest, highest = min(lowest, score), max(highest, score)
-        cache.key[j] = score
-    span = highest - lowest
-    for j in range(misses):
-        cache.key[j] = (cache.key[j] - lowest) / span if span > 0.0 else 0.0
 
 
 @kernel(DISPATCH)

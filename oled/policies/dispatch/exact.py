@@ -20,8 +20,7 @@ from __future__ import annotations
 import dataclasses
 
 from oled._jit import inner_njit
-from oled.policies.dispatch.coop import predict_reuse
-from oled.policies.dispatch.misses import split
+from oled.policies.dispatch.misses import predict_reuse, split
 from oled.policies.interface import ABSENT, DISPATCH, Cache, Costs, Plan, Step, kernel
 from oled.policies.part import Dispatch
 from oled.policies.selection import sort_lowest

@@ -1,4 +1,4 @@
-"""What several dispatchers do with the misses of a step: put them in order, and split the order."""
+"""What several dispatchers do with the misses of a step: order, rate and split them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ def by_tokens(step: Step, cache: Cache, plan: Plan) -> int:
             n += 1
     sort_lowest(cache.key, cache.age, cache.item, n)
     return n
+
+
+@inner_njit
+def predict_reuse(step: Step, cache: Cache, misses: int) -> None:
+    """Scores of the misses in `cache.item`, scaled to 0..1, into `cache.key` in the same order."""
+    lowest = cache.score[step.layer, step.expert[cache.item[0]]]
+    highest = lowest
+    for j in range(misses):
+        score = cache.score[step.layer, step.expert[cache.item[j]]]
+        lowest, highest = min(lowest, score), max(highest, score)
+        cache.key[j] = score
+    span = highest - lowest
+    for j in range(misses):
+        cache.key[j] = (cache.key[j] - lowest) / span if span > 0.0 else 0.0
 
 
 @inner_njit

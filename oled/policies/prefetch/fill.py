@@ -47,7 +47,7 @@ def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory,
     for j in range(n):
         cache.key[j] = -cache.score[layer, cache.item[j]]
         cache.age[j] = -cache.stamp[layer, cache.item[j]]
-    places = min(cache.capacity[layer], n)
+    places = min(max(cache.capacity[layer], cache.used[layer]), n)  # more than the share in a pool
     select_lowest(cache.key, cache.age, cache.item, n, places)
     winners = 0
     for j in range(places):
