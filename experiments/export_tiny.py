@@ -33,6 +33,7 @@ def export(run: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(run / "tokenizer")
     tokenizer.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # written for its owner only
     size = sum(file.stat().st_size for file in folder.iterdir())
     log.info("step %d, %.2f MB in %s", state["step"], size / 1e6, folder)
 
