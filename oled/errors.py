@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input: the message says what, where and what to do. The CLI prints it and exits with 1."""
+    """Bad input: the message says what, where and what to do. The CLI prints it, exits with 1."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
