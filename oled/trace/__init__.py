@@ -7,10 +7,10 @@ from oled.trace.batch import batch
 from oled.trace.errors import TraceError
 from oled.trace.manifest import Gap, Kept, Manifest, Part, Status, read_manifest
 from oled.trace.memory import select_requests, trace_of_records
+from oled.trace.migrate import SCHEMA_VERSION
 from oled.trace.reader import load
 from oled.trace.schema import (
     NO_EXPERT,
-    SCHEMA_VERSION,
     ConfidenceKind,
     ForwardRecord,
     Geometry,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import reprlib
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -9,6 +11,19 @@ from oled.trace.errors import TraceError
 
 V = TypeVar("V")
 E = TypeVar("E", bound=StrEnum)
+
+
+def brief(value: object) -> str:
+    """A value as a message may quote it: one line, and short."""
+    return reprlib.repr(value)
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value that a JSON text holds."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{where}: not readable as JSON ({error}); restore it") from None
 
 
 class JsonFields:
@@ -26,7 +41,7 @@ class JsonFields:
             raise TraceError(f"{self.where}: '{key}' is missing")
         value = self.data[key]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise TraceError(f"{self.where}: '{key}' must be {kind.__name__}, found {value!r}")
+            raise TraceError(f"{self.where}: '{key}' must be {kind.__name__}, found {brief(value)}")
         return value
 
     def optional(self, key: str, kind: type[V]) -> V | None:
@@ -39,7 +54,7 @@ class JsonFields:
         if value is None:
             return None
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise TraceError(f"{self.where}: '{key}' must be a number, found {value!r}")
+            raise TraceError(f"{self.where}: '{key}' must be a number, found {brief(value)}")
         return float(value)
 
     def items(self, key: str, kind: type[V]) -> tuple[V, ...]:
@@ -48,7 +63,7 @@ class JsonFields:
         for value in values:
             if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
                 raise TraceError(
-                    f"{self.where}: '{key}' must hold {kind.__name__}, found {value!r}"
+                    f"{self.where}: '{key}' must hold {kind.__name__}, found {brief(value)}"
                 )
         return tuple(values)
 
@@ -56,5 +71,5 @@ class JsonFields:
         """A member of a string enumeration."""
         value = self.get(key, str)
         if value not in set(kind):
-            raise TraceError(f"{self.where}: '{key}' is {value!r}; known: {', '.join(kind)}")
+            raise TraceError(f"{self.where}: '{key}' is {brief(value)}; known: {', '.join(kind)}")
         return kind(value)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
 from oled.trace.errors import TraceError
-from oled.trace.fields import JsonFields
-from oled.trace.schema import SCHEMA_VERSION, ConfidenceKind, Geometry, Phase, WeightKind
+from oled.trace.fields import JsonFields, brief, parse_json
+from oled.trace.limits import MAX_MANIFEST_BYTES, MAX_PARTS
+from oled.trace.migrate import SCHEMA_VERSION, migrate_manifest
+from oled.trace.schema import ConfidenceKind, Geometry, Phase, WeightKind
 
 MANIFEST = "trace.json"
 
@@ -50,7 +54,7 @@ class Gap:
         phase = fields.get("phase", str)
         if phase.upper() not in Phase.__members__:
             known = ", ".join(name.lower() for name in Phase.__members__)
-            raise TraceError(f"{where}: 'phase' is {phase!r}; known: {known}")
+            raise TraceError(f"{where}: 'phase' is {brief(phase)}; known: {known}")
         return cls(
             fields.get("layer", int),
             Phase[phase.upper()],
@@ -67,16 +71,36 @@ class Part:
     file: str
     rows: int
     sha256: str
+    version: int = SCHEMA_VERSION  # of the schema its columns follow; the manifest says it once
+
+    def __post_init__(self) -> None:
+        # a name alone, so that no part lies outside the folder
+        if not re.fullmatch(r"[\w.-]+\.parquet", self.file):
+            raise TraceError(
+                f"manifest: part file {brief(self.file)} is not a plain name in the folder"
+            )
+        if self.rows < 0:
+            raise TraceError(f"manifest: part {brief(self.file)} has {self.rows} rows")
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the version."""
+        return {
+            "table": self.table,
+            "file": self.file,
+            "rows": self.rows,
+            "sha256": self.sha256,
+        }
 
     @classmethod
-    def from_json(cls, data: Any, where: str) -> Self:
-        """Read `asdict`'s form."""
+    def from_json(cls, data: Any, where: str, version: int = SCHEMA_VERSION) -> Self:
+        """Read `to_json`'s form."""
         fields = JsonFields(data, where)
         return cls(
             fields.get("table", str),
             fields.get("file", str),
             fields.get("rows", int),
             fields.get("sha256", str),
+            version,
         )
 
 
@@ -99,7 +123,6 @@ class Manifest:
     lacks: tuple[str, ...] = ()  # what the source did not hold: weights, order, confidence, …
     parts: tuple[Part, ...] = ()
     status: Status = Status.PARTIAL
-    schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if (self.weight_kind is WeightKind.SCALED_SUM) != (self.weight_sum is not None):
@@ -107,6 +130,11 @@ class Manifest:
                 f"manifest: 'weight_sum' is {self.weight_sum} for weight_kind "
                 f"'{self.weight_kind}'; it belongs to 'scaled_sum' alone"
             )
+        if self.weight_sum is not None and not 0 < self.weight_sum < math.inf:
+            raise TraceError(f"manifest: 'weight_sum' is {self.weight_sum}")
+        files = {part.file for part in self.parts}
+        if len(files) < len(self.parts):
+            raise TraceError("manifest: a part is listed twice")
         for gap in self.gaps:
             if gap.layer not in self.geometry.moe_layers:
                 raise TraceError(f"manifest: gap at layer {gap.layer}, which is no MoE layer")
@@ -135,7 +163,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, in the order in which a person wants to read them."""
         return {
-            "schema_version": self.schema_version,
+            "schema_version": SCHEMA_VERSION,
             "status": self.status.value,
             "model": self.model,
             "tokenizer": self.tokenizer,
@@ -150,7 +178,7 @@ class Manifest:
             "geometry": self.geometry.to_json(),
             "prompts": list(self.prompts),
             "provenance": self.provenance,
-            "parts": [asdict(part) for part in self.parts],
+            "parts": [part.to_json() for part in self.parts],
         }
 
     @classmethod
@@ -158,13 +186,11 @@ class Manifest:
         """Read `to_json`'s form; errors name file and key."""
         fields = JsonFields(data, where)
         version = fields.get("schema_version", int)
-        if version != SCHEMA_VERSION:
-            raise TraceError(
-                f"{where}: schema version {version}, this oled reads {SCHEMA_VERSION}; "
-                f"use the oled that wrote it or record again"
-            )
+        fields = JsonFields(migrate_manifest(fields.data, version, where), where)
         gaps = fields.items("gaps", dict)
         parts = fields.items("parts", dict)
+        if len(parts) > MAX_PARTS:
+            raise TraceError(f"{where}: {len(parts)} parts; a trace has at most {MAX_PARTS}")
         return cls(
             geometry=Geometry.from_json(fields.get("geometry", dict), f"{where}: geometry"),
             weight_kind=fields.choice("weight_kind", WeightKind),
@@ -179,25 +205,39 @@ class Manifest:
             gaps=tuple(Gap.from_json(g, f"{where}: gaps[{i}]") for i, g in enumerate(gaps)),
             ordered=fields.get("ordered", bool),
             lacks=fields.items("lacks", str),
-            parts=tuple(Part.from_json(p, f"{where}: parts[{i}]") for i, p in enumerate(parts)),
+            parts=tuple(
+                Part.from_json(part, f"{where}: parts[{number}]", version)
+                for number, part in enumerate(parts)
+            ),
             status=fields.choice("status", Status),
-            schema_version=version,
         )
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a trace folder."""
     file = folder / MANIFEST
-    if not file.is_file():
-        what = "no such folder" if not folder.exists() else f"it has no {MANIFEST}"
-        raise TraceError(f"{folder}: not a trace ({what})")
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # bad JSON and bad UTF-8
-        raise TraceError(
-            f"{file}: not readable as JSON ({error}); restore or record again"
-        ) from None
-    return Manifest.from_json(data, str(file))
+        if not file.is_file():
+            what = "no such folder" if not folder.exists() else f"it has no {MANIFEST}"
+            raise TraceError(f"{folder}: not a trace ({what})")
+        size = file.stat().st_size
+        if size > MAX_MANIFEST_BYTES:
+            raise TraceError(
+                f"{file}: {size} bytes; a manifest has at most {MAX_MANIFEST_BYTES} (a trace of at "
+                f"most {MAX_PARTS} parts)"
+            )
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TraceError(f"{file}: can not be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{file}: not readable as text ({error.reason}); restore it") from None
+    data = parse_json(text, str(file))
+    try:
+        return Manifest.from_json(data, str(file))
+    except TraceError as error:
+        if str(error).startswith(str(file)):
+            raise
+        raise TraceError(f"{file}: {error}") from None
 
 
 def manifest_text(manifest: Manifest) -> str:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
+from oled.trace.files import Columns, to_numpy
 from oled.trace.manifest import Manifest, Status
-from oled.trace.reader import Columns, assemble, to_numpy
+from oled.trace.reader import assemble, prediction_table
 from oled.trace.rows import record_tables
 from oled.trace.schema import ForwardRecord
 from oled.trace.tables import (
@@ -34,14 +35,16 @@ MEMORY = Path("(memory)")
 def trace_of_records(manifest: Manifest, records: Iterable[ForwardRecord]) -> Trace:
     """A trace in memory; nothing is written, and nothing is checked but shapes."""
     tables = record_tables(0, list(records), manifest.geometry.top_k)
-    predictions = tables.pop(PREDICTIONS, None)
+    said = tables.pop(PREDICTIONS, None)
     digest = hashlib.sha256(json.dumps(manifest.geometry.to_json(), sort_keys=True).encode())
     columns: dict[str, Columns] = {}
     for table, data in tables.items():
-        columns[table] = {name: to_numpy(data.column(name)).copy() for name in data.column_names}
+        (batch,) = data.combine_chunks().to_batches()
+        columns[table] = {name: to_numpy(batch[name]).copy() for name in batch.schema.names}
         for values in columns[table].values():
             digest.update(values.tobytes())
     whole = replace(manifest, status=Status.COMPLETE)
+    predictions = None if said is None else prediction_table(said)
     return assemble(MEMORY, whole, digest.hexdigest(), columns, predictions)
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
-from oled.trace.manifest import Manifest, Part, Status, read_manifest
+from oled.trace.files import Columns, batches, row_groups, unlisted_files, verify_part
+from oled.trace.limits import require_memory
+from oled.trace.manifest import Manifest, Status, read_manifest
+from oled.trace.schema import Phase, TokenState
 from oled.trace.tables import (
     FORWARD_COLUMNS,
     FORWARDS,
@@ -30,11 +31,9 @@ from oled.trace.tables import (
     ScoreTable,
     TokenTable,
     Trace,
-    arrow_schema,
 )
-from oled.trace.writer import UNCLOSED
 
-Columns = dict[str, NDArray[Any]]
+MAX_PREDICTORS = 256
 
 
 def load(path: str | Path, *, allow_partial: bool = False, verify: bool = False) -> Trace:
@@ -44,29 +43,50 @@ def load(path: str | Path, *, allow_partial: bool = False, verify: bool = False)
     then its closed parts are read.
     """
     folder = Path(path)
+    manifest = open_manifest(folder, allow_partial=allow_partial)
+    if verify:
+        for part in manifest.parts:
+            verify_part(folder, part)
+    present = {part.table for part in manifest.parts}
+    wanted = [table for table in (*REQUIRED_TABLES, SCORES) if table in present]
+    columns = {table: read_columns(folder, manifest, table) for table in wanted}
+    validate(folder, columns)
+    said = None
+    if PREDICTIONS in present:
+        said = _read_predictions(folder, manifest, len(columns[FORWARDS]["forward"]))
+    return assemble(folder, manifest, trace_hash(manifest), columns, said)
+
+
+def open_manifest(folder: Path, *, allow_partial: bool = False) -> Manifest:
+    """The manifest of a trace that can be read: whole unless allowed, with all required tables."""
     manifest = read_manifest(folder)
     if manifest.status is Status.PARTIAL and not allow_partial:
         raise TraceError(partial_message(folder, manifest))
-    if verify:
-        for part in manifest.parts:
-            if file_sha256(folder / part.file) != part.sha256:
-                raise TraceError(
-                    f"{folder / part.file}: its checksum is not the manifest's; the file was "
-                    f"changed or damaged: restore it or record again"
-                )
     present = {part.table for part in manifest.parts}
     for table in REQUIRED_TABLES:
         if table not in present:
             raise TraceError(f"{folder}: there is no closed part of '{table}'; record again")
-    columns = {
-        FORWARDS: read_columns(folder, manifest, FORWARDS),
-        TOKENS: read_columns(folder, manifest, TOKENS),
-        ROUTING: read_columns(folder, manifest, ROUTING),
-    }
-    if SCORES in present:
-        columns[SCORES] = read_columns(folder, manifest, SCORES)
-    said = _read_predictions(folder, manifest) if PREDICTIONS in present else None
-    return assemble(folder, manifest, trace_hash(manifest), columns, said)
+    return manifest
+
+
+def validate(folder: Path, columns: Mapping[str, Columns]) -> None:
+    """What array code relies on, for it would not notice; the rest is for `check`."""
+    forwards, tokens, scores = columns[FORWARDS], columns[TOKENS], columns.get(SCORES)
+    count = len(forwards["forward"])
+    rules = [
+        ("forwards are not numbered 0, 1, 2, …", forwards["forward"] != np.arange(count)),
+        ("a phase is unknown", forwards["phase"] > max(Phase)),
+        ("a forward has no tokens", forwards["tokens"] < 1),
+        ("a context length is negative", forwards["context"] < 0),
+        ("a token's state is unknown", tokens["state"] > max(TokenState)),
+    ]
+    if scores is not None:
+        owner = np.minimum(scores["forward"], count - 1)
+        astray = (scores["forward"] != owner) | (scores["token"] >= forwards["tokens"][owner])
+        rules.append(("scores are of an unknown forward or token", astray))
+    for text, wrong in rules:
+        if wrong.any():
+            raise TraceError(f"{folder}: {text} (row {np.argmax(wrong)}); run `oled check` on it")
 
 
 def assemble(
@@ -74,7 +94,7 @@ def assemble(
     manifest: Manifest,
     digest: str,
     columns: Mapping[str, Columns],
-    predictions: pa.Table | None,
+    predictions: PredictionTable | None,
 ) -> Trace:
     """A trace from the columns of its tables."""
     forwards, tokens = columns[FORWARDS], columns[TOKENS]
@@ -95,7 +115,7 @@ def assemble(
         ),
         tokens=TokenTable(**{name: tokens[name] for name, _ in TOKEN_COLUMNS}),
         routing=RoutingTable(**columns[ROUTING]),
-        predictions=None if predictions is None else _predictions(predictions),
+        predictions=predictions,
         scores=None if scores is None else ScoreTable(**{"biased": None} | scores),
     )
 
@@ -112,8 +132,8 @@ def partial_message(folder: Path, manifest: Manifest) -> str:
     """What a partial trace still holds, what is lost, and what to do."""
     kept = [part for part in manifest.parts if part.table == FORWARDS]
     forwards = sum(part.rows for part in kept)
-    lost = unlisted_files(folder, manifest)
-    broken = f"; {', '.join(lost)} never closed" if lost else ""
+    lost = unlisted_files(folder, {part.file for part in manifest.parts})
+    broken = f"; {some(lost)} never closed" if lost else ""
     if not forwards:
         return f"{folder}: the trace is partial and holds no closed part{broken}. Record again"
     return (
@@ -123,56 +143,10 @@ def partial_message(folder: Path, manifest: Manifest) -> str:
     )
 
 
-def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
-    """Files of parts that were never closed, or never listed."""
-    listed = {part.file for part in manifest.parts}
-    return sorted(
-        file.name
-        for file in folder.iterdir()
-        if file.suffix == UNCLOSED or (file.suffix == ".parquet" and file.name not in listed)
-    )
-
-
-def file_sha256(file: Path) -> str:
-    """The checksum of a part file."""
-    try:
-        with file.open("rb") as data:
-            return hashlib.file_digest(data, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise TraceError(f"{file}: listed in the manifest but missing; restore it") from None
-
-
-def open_part(folder: Path, part: Part) -> pq.ParquetFile:
-    """Open a listed part and compare its row count with the manifest's."""
-    path = folder / part.file
-    try:
-        file = pq.ParquetFile(path)
-    except FileNotFoundError:
-        raise TraceError(f"{path}: listed in the manifest but missing; restore it") from None
-    except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{path}: not readable as Parquet ({error}); restore it") from None
-    if file.metadata.num_rows != part.rows:
-        raise TraceError(
-            f"{path}: {file.metadata.num_rows} rows, the manifest says {part.rows}; restore it"
-        )
-    return file
-
-
-def row_groups(
-    folder: Path, part: Part, names: Sequence[str] | None = None
-) -> Iterator[tuple[Columns, int]]:
-    """A part's columns by row group, with the row at which the group starts in its file."""
-    file = open_part(folder, part)
-    start = 0
-    for group in range(file.num_row_groups):
-        try:
-            data = file.read_row_group(group, columns=names)
-        except (pa.ArrowException, OSError) as error:
-            raise TraceError(
-                f"{folder / part.file}: row group {group} is not readable ({error}); restore it"
-            ) from None
-        yield {name: to_numpy(data.column(name)) for name in data.column_names}, start
-        start += data.num_rows
+def some(names: Sequence[str], limit: int = 5) -> str:
+    """The first few of a list, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def read_columns(
@@ -180,59 +154,57 @@ def read_columns(
 ) -> Columns:
     """Columns of all parts of a table without lists of varying length, each filled in place."""
     parts = [part for part in manifest.parts if part.table == table]
-    check_schema(folder, parts, table, manifest.geometry.top_k)
     total = sum(part.rows for part in parts)
     columns: Columns = {}
     at = 0
     for part in parts:
-        for group, _ in row_groups(folder, part, names):
-            rows = 0
-            for name, values in group.items():
-                if name not in columns:
+        for group, _ in row_groups(folder, part, manifest.geometry.top_k, names):
+            if not columns:
+                wanted = total * sum(values[:1].nbytes for values in group.values())
+                require_memory(wanted, f"{folder}: table '{table}'")
+                for name, values in group.items():
                     columns[name] = np.empty((total, *values.shape[1:]), dtype=values.dtype)
-                rows = len(values)
-                columns[name][at : at + rows] = values
-            at += rows
+            _fill(folder / part.file, columns, group, at)
+            at += len(next(iter(group.values())))
+    if not columns:
+        raise TraceError(f"{folder}: table '{table}' has no rows; record again")
     return columns
 
 
-def check_schema(folder: Path, parts: Sequence[Part], table: str, top_k: int) -> None:
-    """Refuse parts whose columns are missing or of another type."""
-    for part in parts:
-        found = open_part(folder, part).schema_arrow
-        width, biased = 0, False
-        if table == SCORES and "values" in found.names:
-            width = found.field("values").type.list_size
-            biased = "biased" in found.names
-        for field in arrow_schema(table, top_k, width=width, biased=biased):
-            if field.name not in found.names:
-                raise TraceError(f"{folder / part.file}: column '{field.name}' is missing")
-            kind = found.field(field.name).type
-            if kind != field.type:
-                raise TraceError(
-                    f"{folder / part.file}: column '{field.name}' is {kind}, not {field.type}"
-                )
+def _fill(path: Path, columns: Columns, group: Columns, at: int) -> None:
+    if group.keys() != columns.keys():
+        raise TraceError(f"{path}: has other columns than the part before; restore it")
+    for name, values in group.items():
+        if values.shape[1:] != columns[name].shape[1:]:
+            raise TraceError(f"{path}: column '{name}' is wider or narrower than before")
+        columns[name][at : at + len(values)] = values
 
 
-def to_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
-    """A column as [n] or, of fixed-size lists, [n, k]; maybe read-only."""
-    data = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    if pa.types.is_fixed_size_list(data.type):
-        flat = data.flatten().to_numpy(zero_copy_only=True)
-        return np.asarray(flat.reshape(-1, data.type.list_size))
-    return np.asarray(data.to_numpy(zero_copy_only=False))
-
-
-def _read_predictions(folder: Path, manifest: Manifest) -> pa.Table:
+def _read_predictions(folder: Path, manifest: Manifest, forwards: int) -> PredictionTable:
     parts = [part for part in manifest.parts if part.table == PREDICTIONS]
-    check_schema(folder, parts, PREDICTIONS, manifest.geometry.top_k)
-    return pa.concat_tables(open_part(folder, part).read() for part in parts)
+    top_k = manifest.geometry.top_k
+    pieces = [batch for part in parts for batch, _ in batches(folder, part, top_k)]
+    if not pieces:
+        raise TraceError(f"{folder}: table '{PREDICTIONS}' has no rows; record again")
+    table = prediction_table(pa.Table.from_batches(pieces))
+    if int(table.forward.max()) >= forwards:
+        raise TraceError(
+            f"{folder}: a prediction was made in forward {table.forward.max()}, but there are "
+            f"{forwards}; run `oled check` on it"
+        )
+    return table
 
 
-def _predictions(data: pa.Table) -> PredictionTable:
+def prediction_table(data: pa.Table) -> PredictionTable:
+    """Rows of predictions, their lists in CSR form."""
     data = data.combine_chunks()
-    experts = data.column("expert_ids").chunk(0)
+    experts, scores = data.column("expert_ids").chunk(0), data.column("scores").chunk(0)
+    offsets, scored = (lists.offsets.to_numpy().astype(np.int64) for lists in (experts, scores))
+    if not np.array_equal(offsets - offsets[0], scored - scored[0]):
+        raise TraceError("a prediction's ids and scores differ in number; run `oled check` on it")
     names = data.column("predictor").unique().to_pylist()
+    if len(names) > MAX_PREDICTORS:
+        raise TraceError(f"{len(names)} predictors; a trace has at most {MAX_PREDICTORS}")
     code = {name: index for index, name in enumerate(names)}
     predictor = [code[name] for name in data.column("predictor").to_pylist()]
     return PredictionTable(
@@ -240,8 +212,8 @@ def _predictions(data: pa.Table) -> PredictionTable:
         layer=data.column("layer").to_numpy().copy(),
         target=data.column("target").to_numpy().copy(),
         predictor=np.array(predictor, dtype=np.uint8),
-        offsets=experts.offsets.to_numpy().astype(np.int64),
+        offsets=offsets - offsets[0],
         expert=experts.flatten().to_numpy().copy(),
-        score=data.column("scores").chunk(0).flatten().to_numpy().copy(),
+        score=scores.flatten().to_numpy().copy(),
         names=tuple(names),
     )

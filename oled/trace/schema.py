@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields
+from oled.trace.limits import MAX_EXPERT_BYTES, MAX_LAYERS
 
-SCHEMA_VERSION = 1
 NO_EXPERT = 65535
 """The id of an unused slot (a token routed to fewer than k experts). Recorders may say -1."""
 MAX_TOKENS = 65536
@@ -90,8 +90,12 @@ class Geometry:
                 )
             if min(values) < 1:
                 raise TraceError(f"geometry: '{key}' holds {min(values)}; it must be positive")
+        if max(self.expert_bytes) > MAX_EXPERT_BYTES:
+            raise TraceError(f"geometry: an expert of {max(self.expert_bytes)} bytes is too large")
         if any(a >= b for a, b in zip(self.moe_layers, self.moe_layers[1:], strict=False)):
             raise TraceError(f"geometry: 'moe_layers' {list(self.moe_layers)} must ascend")
+        if self.num_layers > MAX_LAYERS:
+            raise TraceError(f"geometry: 'num_layers' {self.num_layers} is above {MAX_LAYERS}")
         if self.moe_layers[0] < 0 or self.moe_layers[-1] >= self.num_layers:
             raise TraceError(
                 f"geometry: MoE layers {self.moe_layers[0]}..{self.moe_layers[-1]} do not fit "
@@ -104,6 +108,14 @@ class Geometry:
             )
         if max(self.experts_per_layer) + self.zero_experts > NO_EXPERT:
             raise TraceError(f"geometry: more than {NO_EXPERT} experts in a layer")
+        for key, value in (
+            ("zero_experts", self.zero_experts),
+            ("shared_experts", self.shared_experts),
+            ("hidden_size", self.hidden_size),
+            ("moe_intermediate_size", self.moe_intermediate_size),
+        ):
+            if value is not None and not 0 <= value < 1 << 31:
+                raise TraceError(f"geometry: '{key}' is {value}")
 
     @property
     def dense_layers(self) -> int:

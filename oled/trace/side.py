@@ -77,6 +77,13 @@ def predictions_by_step(
         raise TraceError(
             f"{trace.path}: no predictions by '{name}'; recorded: {', '.join(table.names)}"
         )
+    limit = np.array(trace.geometry.experts_per_layer)[about]
+    outside = np.flatnonzero(table.expert >= np.repeat(limit, np.diff(table.offsets)))
+    if len(outside):
+        raise TraceError(
+            f"{trace.path}: a prediction names expert {table.expert[outside[0]]}, which its target "
+            f"layer does not have; run `oled check` on it"
+        )
     step = index.find(table.forward.astype(np.int64), said)
     wanted = np.flatnonzero((table.predictor == table.names.index(name)) & (step >= 0))
     ahead = (about - said)[wanted]

@@ -15,7 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from oled.trace.manifest import Manifest
-from oled.trace.schema import SCHEMA_VERSION, Geometry
+from oled.trace.migrate import SCHEMA_VERSION
+from oled.trace.schema import Geometry
 
 ROUTING, FORWARDS, TOKENS = "routing", "forwards", "tokens"
 PREDICTIONS, SCORES = "predictions", "scores"

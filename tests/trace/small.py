@@ -22,7 +22,7 @@ from oled.trace import (
     TraceWriter,
     WeightKind,
 )
-from oled.trace.reader import file_sha256
+from oled.trace.files import file_sha256
 
 MASKED, DECODED, PROMPT, PAD = TokenState
 

@@ -301,7 +301,7 @@ def test_geometry_refuses_nonsense(changes, message) -> None:
         (lambda data: data["geometry"].update(top_k="two"), "'top_k' must be int, found 'two'"),
         (lambda data: data.update(weight_kind="odd"), "'weight_kind' is 'odd'; known: sum_one"),
         (lambda data: data.update(weight_sum=2.5), "belongs to 'scaled_sum' alone"),
-        (lambda data: data.update(schema_version=99), "schema version 99, this oled reads 1"),
+        (lambda data: data.update(schema_version=99), "schema version 99, this oled reads 0 to 1"),
         (lambda data: data["parts"][0].update(rows=True), r"parts\[0\]: 'rows' must be int"),
     ],
 )
@@ -342,7 +342,8 @@ records = diffusion(shape, requests=40)
 with TraceWriter({folder!r}, manifest(shape), rows_per_part=120, rows_per_group=12) as writer:
     for number, one in enumerate(records):
         writer.append(one)
-        if len(writer.manifest.parts) == 9 and writer._files:  # 3 parts of 3 tables, the 4th open
+        # 3 parts of 3 tables, the 4th open
+        if len(writer.manifest.parts) == 9 and writer._folder._files:
             print(number, flush=True)
             sys.stdin.read()
 """

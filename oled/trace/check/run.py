@@ -10,20 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from oled.trace.check.counts import Expected
 from oled.trace.check.report import Collector, Finding, Report
-from oled.trace.check.rows import Expected, RoutingCheck
+from oled.trace.check.rows import RoutingCheck
 from oled.trace.check.side import check_predictions, check_scores
 from oled.trace.check.tables import check_forwards, check_tokens, locator
 from oled.trace.errors import TraceError
+from oled.trace.files import file_sha256, open_part, unlisted_files
 from oled.trace.manifest import Manifest, Status, read_manifest
-from oled.trace.reader import (
-    check_schema,
-    file_sha256,
-    open_part,
-    partial_message,
-    read_columns,
-    unlisted_files,
-)
+from oled.trace.reader import partial_message, read_columns, some
 from oled.trace.schema import TokenState
 from oled.trace.tables import (
     FORWARDS,
@@ -49,7 +44,10 @@ def check(path: str | Path) -> Report:
         found.add(Finding("complete", "trace.json", partial_message(folder, manifest)))
     report = Report(str(folder), manifest.status.value, (), {}, notes=_notes(folder, manifest))
     if _check_files(folder, manifest, found):
-        report = _check_tables(folder, manifest, found, report)
+        try:
+            report = _check_tables(folder, manifest, found, report)
+        except TraceError as error:  # a part that turned out to be damaged, or too large
+            found.add(Finding("file", "trace.json", str(error)))
     return replace(report, findings=tuple(found.findings), breaches=found.breaches)
 
 
@@ -61,9 +59,9 @@ def _notes(folder: Path, manifest: Manifest) -> tuple[str, ...]:
     ]
     if manifest.lacks:
         notes.append(f"the source lacks {', '.join(manifest.lacks)}")
-    unlisted = unlisted_files(folder, manifest)
+    unlisted = unlisted_files(folder, {part.file for part in manifest.parts})
     if unlisted:
-        notes.append(f"files that belong to no closed part: {', '.join(unlisted)}")
+        notes.append(f"files that belong to no closed part: {some(unlisted)}")
     return tuple(notes)
 
 
@@ -74,8 +72,7 @@ def _check_files(folder: Path, manifest: Manifest, found: Collector) -> bool:
         try:
             if part.table not in TABLES:
                 raise TraceError(f"{part.file}: there is no table '{part.table}'")
-            open_part(folder, part)
-            check_schema(folder, [part], part.table, manifest.geometry.top_k)
+            open_part(folder, part, manifest.geometry.top_k)
         except TraceError as error:
             found.add(Finding("file", part.file, str(error)))
             readable = False

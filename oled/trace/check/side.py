@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from oled.trace.check.counts import Expected
 from oled.trace.check.report import Collector, RowGroup
-from oled.trace.check.rows import Expected
+from oled.trace.files import Columns, batches, row_groups
 from oled.trace.manifest import Manifest, Part
-from oled.trace.reader import Columns, open_part, row_groups
 from oled.trace.schema import NO_EXPERT
 
 RULE = "side_tables"
@@ -21,7 +22,7 @@ def check_scores(
     folder: Path, manifest: Manifest, part: Part, expected: Expected, found: Collector
 ) -> None:
     """Known places, ids in range, finite values."""
-    for columns, start in row_groups(folder, part):
+    for columns, start in row_groups(folder, part, manifest.geometry.top_k):
         rows = RowGroup(
             found,
             part.file,
@@ -65,11 +66,22 @@ def check_predictions(
     folder: Path, manifest: Manifest, part: Part, expected: Expected, found: Collector
 ) -> None:
     """Known places, a target ahead, as many scores as ids, ids in range, finite scores."""
-    data = open_part(folder, part).read()
+    for batch, start in batches(folder, part, manifest.geometry.top_k):
+        _check_prediction_rows(pa.table(batch), start, part, manifest, expected, found)
+
+
+def _check_prediction_rows(
+    data: pa.Table,
+    start: int,
+    part: Part,
+    manifest: Manifest,
+    expected: Expected,
+    found: Collector,
+) -> None:
     forward = data.column("forward").to_numpy().astype(np.int64)
     layer = data.column("layer").to_numpy().astype(np.int64)
     target = data.column("target").to_numpy().astype(np.int64)
-    rows = RowGroup(found, part.file, 0, forward, layer)
+    rows = RowGroup(found, part.file, start, forward, layer)
     layers = np.array(manifest.geometry.moe_layers)
     expected.places(rows, layers)
     astray = (target <= layer) | ~np.isin(target, layers)

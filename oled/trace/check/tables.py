@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.trace.check.report import Collector, Locate
+from oled.trace.files import Columns
 from oled.trace.manifest import Manifest, Part
-from oled.trace.reader import Columns
 from oled.trace.schema import Phase, TokenState
 
 Ints = NDArray[np.int64]
