@@ -13,17 +13,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oled.sim.api import Result, Settings, simulate
-    from oled.trace.reader import Trace, load
+    from oled.sim.api import simulate
+    from oled.sim.result import Result
+    from oled.sim.settings import Settings
+    from oled.trace.reader import load
+    from oled.trace.tables import Trace
 
 __version__ = "0.1.0"
 __all__ = ["Result", "Settings", "Trace", "__version__", "load", "simulate"]
 
 _HOME = {
-    "Result": "oled.sim.api",
-    "Settings": "oled.sim.api",
+    "Result": "oled.sim.result",
+    "Settings": "oled.sim.settings",
     "simulate": "oled.sim.api",
-    "Trace": "oled.trace.reader",
+    "Trace": "oled.trace.tables",
     "load": "oled.trace.reader",
 }
 
