@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import wrap
 
 import tiny_locality
 import tiny_measure
@@ -86,9 +87,10 @@ def loss_table(rows: int = 12) -> str:
     )
 
 
-def quoted(text: str) -> str:
-    """A block quote that keeps its lines."""
-    return "\n".join(f"> {line}  " for line in text.strip().splitlines())
+def fenced(text: str) -> str:
+    """Verbatim: dollar signs and calculator marks mean something to Markdown."""
+    lines = [wrapped for line in text.strip().splitlines() for wrapped in wrap(line, 96)]
+    return "\n".join(["```text", *lines, "```"])
 
 
 def samples(data: Path) -> str:
@@ -99,9 +101,7 @@ def samples(data: Path) -> str:
     found = tiny_measure.answers(prompts, settings)
     for prompt, (text, forwards, ended) in zip(prompts, found, strict=True):
         end = "ended by itself" if ended else "cut off at 160 tokens"
-        parts.append(
-            f"**{prompt.message}**\n\n{quoted(text)}\n\n*{forwards} denoising forwards; {end}.*"
-        )
+        parts.append(f"{fenced(prompt.text + text)}\n\n{forwards} denoising forwards; {end}.")
     return "\n\n".join(parts)
 
 
