@@ -41,7 +41,8 @@ POLICIES = (
 SLOTS = (20, 50)  # of 128: the shares of the paper's 40 and 100 of 256
 GEOMETRY = "llada2_mini"
 TIMELINE_OF = "oled"
-NEW_TOKENS = 64
+NEW_TOKENS = 96
+TOKENS_PER_FORWARD = 2  # LLaDA2.0 opens 2.4 to 2.6; the small model is rarely above its threshold
 
 README = """\
 Made by `oled demo`, which replaces it when it runs again.
@@ -102,7 +103,9 @@ def _record(folder: Path, device: str) -> Subject:
     loaded = load_model("tiny", device)
     if loaded.model.device.type == "cpu":
         torch.set_num_threads(1)  # faster for matrices this small, and leaves a core to compile on
-    decode = BlockDiffusion(block_length=16, max_new_tokens=NEW_TOKENS)
+    decode = BlockDiffusion(
+        block_length=16, max_new_tokens=NEW_TOKENS, tokens_per_forward=TOKENS_PER_FORWARD
+    )
     prompts = load_prompts(traces_dir() / "prompts.jsonl")
     report = record(loaded, prompts, decode, folder, horizons=1)
     log.info("%s", report)
