@@ -33,7 +33,7 @@ TRANSITIONS = {
 def draw(found: Mapping[str, Any]) -> Figure:
     """Four panels; one for which the trace has no data says so."""
     with style.styled():
-        figure = Figure(figsize=(style.PAGE_IN, 4.4))
+        figure = Figure(figsize=(style.PAGE_IN, 4.8))
         (overlap, persistence), (active, popularity) = figure.subplots(2, 2)
         _draw_overlap(overlap, found)
         _draw_persistence(persistence, found["persistence"])
@@ -65,11 +65,13 @@ def _draw_overlap(axes: Axes, found: Mapping[str, Any]) -> None:
     axes.set_xticklabels([*map(str, gaps), *(["next\nblock"] if boundary else [])])
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(f"gap in forwards within one {_chain(found)}")
-    axes.set_ylabel("overlap of active sets")
-    axes.legend(
-        loc="center left", bbox_to_anchor=(0.0, 0.42), fontsize=6,
-        title="bars: 95 % over requests", title_fontsize=6,
-    )  # fmt: skip
+    axes.set_ylabel("overlap of active sets\n(95 % over requests)")
+    _legend(axes, 3)
+
+
+def _legend(axes: Axes, columns: int) -> None:
+    """Above the panel: nothing is covered, whatever the data are."""
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, columnspacing=0.8)
 
 
 def _chain(found: Mapping[str, Any]) -> str:
@@ -121,7 +123,7 @@ def _draw_persistence(axes: Axes, kept: Mapping[str, Any] | None) -> None:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("confidence of the token")
     axes.set_ylabel("experts kept")
-    axes.legend(loc="center left", bbox_to_anchor=(0.0, 0.42), fontsize=6, ncols=2)
+    _legend(axes, 4)
 
 
 def _draw_active(axes: Axes, found: Mapping[str, Any]) -> None:
@@ -136,8 +138,7 @@ def _draw_active(axes: Axes, found: Mapping[str, Any]) -> None:
     axes.set_xticks(range(0, len(layers), step), layers[::step])
     axes.set_xlabel("layer")
     axes.set_ylabel(f"active experts of {max(found['experts'])}")
-    axes.margins(y=0.25)
-    axes.legend(loc="upper right", fontsize=6)
+    _legend(axes, 1)
 
 
 def _draw_popularity(axes: Axes, found: Mapping[str, Any]) -> None:
@@ -154,4 +155,4 @@ def _draw_popularity(axes: Axes, found: Mapping[str, Any]) -> None:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("experts, most popular first")
     axes.set_ylabel("share of routed tokens")
-    axes.legend(loc="lower right", fontsize=6)
+    _legend(axes, 3)

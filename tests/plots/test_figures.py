@@ -12,6 +12,7 @@ import pytest
 
 style = importlib.import_module("oled._plots.style")
 fig05 = importlib.import_module("oled._plots.fig05")
+locality = importlib.import_module("oled._plots.locality")
 
 
 def table(references: bool = True) -> pd.DataFrame:
@@ -98,3 +99,37 @@ def test_bars_begin_at_zero_and_follow_the_table():
 def test_a_configuration_that_is_missing_leaves_a_gap_only():
     figure = fig05.draw(table().drop(index=4))
     assert [len(axes.patches) for axes in figure.axes[:2]] == [3, 2]
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict:
+    from oled.paths import trace_path
+    from oled.trace.stats import stats
+
+    return stats(trace_path("demo")).to_json()
+
+
+def test_locality_gives_the_same_bytes(seen, tmp_path):
+    pngs = [style.save(locality.draw(seen), tmp_path / name, "seen")[0] for name in ("a", "b")]
+    assert pngs[0].read_bytes() == pngs[1].read_bytes()
+
+
+def test_locality_of_a_trace_without_order_or_tokens(seen):
+    bare = seen | {"overlap": {}, "boundary": None, "persistence": None, "active": None}
+    texts = [text.get_text() for axes in locality.draw(bare).axes for text in axes.texts]
+    assert len(texts) == 3
+    assert all(text.startswith("no ") for text in texts)
+
+
+def test_locality_of_one_request_has_no_intervals(seen):
+    pair = seen["overlap"]["1"]
+    alone = {side: pair[side] | {"low": None, "high": None} for side in locality.SIDES}
+    figure = locality.draw(seen | {"overlap": {"1": pair | alone}, "boundary": None})
+    assert len(figure.axes) == 4
+
+
+@pytest.mark.parametrize("name", ["fig05", "locality"])
+def test_a_figure_says_what_it_needs_and_what_it_shows(name):
+    module = importlib.import_module(f"oled._plots.{name}")
+    assert module.NEEDS
+    assert module.__doc__.partition("\n")[0].endswith(".")
