@@ -164,7 +164,7 @@ def test_only_denoising_and_decoding_are_watched() -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @pytest.mark.parametrize("kind", [LayerAdapt, MarginalGain])
 def test_budget_floor_and_change_hold(kind: type[LayerAdapt | MarginalGain], data: Any) -> None:
     layers = data.draw(st.integers(1, 4))
