@@ -12,7 +12,8 @@ import oled
 
 
 def test_importing_loads_nothing_heavy():
-    code = "import sys, oled; print(sorted({'torch', 'numba', 'pandas', 'hydra'} & set(sys.modules)))"
+    heavy = {"torch", "numba", "pandas", "hydra"}
+    code = f"import sys, oled; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
