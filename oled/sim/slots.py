@@ -19,7 +19,8 @@ _UNITS = {
     "MiB": 2**20,
     "GiB": 2**30,
 }
-_BYTES = re.compile(r"([0-9.]+)\s*(" + "|".join(_UNITS) + r")")
+_DECIMAL = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
+_BYTES = re.compile(rf"({_DECIMAL})\s*({'|'.join(_UNITS)})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,9 +55,11 @@ def parse_slots(
         raise UserError(f"cache.scope is '{scope}'; it is 'layer' or 'global'")
     if isinstance(slots, str) and re.fullmatch(r"[0-9]+", slots.strip()):
         slots = int(slots)
-    elif isinstance(slots, str) and re.fullmatch(r"[0-9]*\.[0-9]*", slots.strip()):
+    elif isinstance(slots, str) and re.fullmatch(_DECIMAL, slots.strip()):
         slots = float(slots)
     everything = int((num_experts * expert_bytes).sum())
+    if isinstance(slots, np.generic):
+        slots = slots.item()
     if isinstance(slots, bool) or not isinstance(slots, int | float | str):
         raise UserError(f"cache.slots is {slots!r}; write 40, 0.25 or 8GiB")
     if isinstance(slots, int):
@@ -65,7 +68,7 @@ def parse_slots(
         if not 0.0 <= slots <= 1.0:
             raise UserError(f"cache.slots is the fraction {slots}; it must lie between 0.0 and 1.0")
         capacity = np.floor(slots * num_experts + 1e-9).astype(np.int64)
-        return Budget(capacity, int(slots * everything))
+        return Budget(capacity, int(slots * everything + 0.01))  # 0.29 of 100 experts are 29
     total = parse_bytes(slots)
     share = total // num_experts.size
     return Budget(np.minimum(share // expert_bytes, num_experts), min(total, everything))
