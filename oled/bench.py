@@ -90,7 +90,7 @@ def drawn_steps(forwards: int, tokens: int, active: int = ACTIVE, seed: int = 0)
         expert=sets.reshape(-1).astype(np.uint16),
         count=count.reshape(-1),
         mass=np.ascontiguousarray(mass),
-        last_token=rng.integers(tokens * TOP_K, size=entries).astype(np.int32),
+        last_token=np.argsort(rng.random((steps, active)), axis=1).reshape(-1).astype(np.int32),
         num_experts=np.full(layers, experts, np.int64),
         expert_bytes=np.full(layers, model.expert_bytes, np.int64),
         top_k=TOP_K,

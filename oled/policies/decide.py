@@ -123,8 +123,11 @@ def settle(step: Step, cache: Cache, plan: Plan, rules: Rules) -> None:
 def judge(step: Step, cache: Cache, plan: Plan) -> None:
     """Fill `plan.state` before anything moves; misses are proposed as transfers in id order."""
     layer = step.layer
+    for expert in range(plan.index.size):
+        plan.index[expert] = -1
     for i in range(step.expert.size):
         expert = step.expert[i]
+        plan.index[expert] = i
         state = ABSENT
         if cache.resident[layer, expert] != 0:
             state = RESIDENT
@@ -162,24 +165,9 @@ def evict(layer: int, expert: int, step: Step, cache: Cache, plan: Plan) -> None
     """Take one resident out and note it in the plan."""
     _take_out(layer, expert, cache, plan)
     if layer == step.layer:
-        i = position(step, expert)
+        i = plan.index[expert]
         if i >= 0 and plan.state[i] == RESIDENT:
             plan.count[N_EVICTED_ACTIVE] += 1
-
-
-@inner_njit
-def position(step: Step, expert: int) -> int:
-    """Where `expert` stands in the active set (ascending ids), or -1."""
-    low, high = 0, step.expert.size
-    while low < high:
-        middle = (low + high) // 2
-        if step.expert[middle] < expert:
-            low = middle + 1
-        else:
-            high = middle
-    if low < step.expert.size and step.expert[low] == expert:
-        return low
-    return -1
 
 
 @inner_njit
@@ -214,7 +202,7 @@ def admit(
 @inner_njit
 def _drop(expert: int, step: Step, cache: Cache, plan: Plan) -> None:
     """Take an expert of this layer out again: a newcomer does not stay, a resident is evicted."""
-    i = position(step, expert)
+    i = plan.index[expert]
     if i >= 0 and plan.stays[i] == 1:
         plan.stays[i] = 0
         cache.resident[step.layer, expert] = 0
@@ -231,12 +219,12 @@ def _shrink_layer(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot:
     if surplus <= 0:
         return
     n = 0
-    for expert in range(cache.num_experts[layer]):
-        if cache.resident[layer, expert] != 0 and not (demand and position(step, expert) >= 0):
-            cache.key[n] = cache.score[layer, expert]
-            cache.age[n] = cache.stamp[layer, expert]
-            cache.item[n] = expert
-            n += 1
+    for expert in range(cache.num_experts[layer]):  # always written, kept by counting: no branch
+        cache.key[n] = cache.score[layer, expert]
+        cache.age[n] = cache.stamp[layer, expert]
+        cache.item[n] = expert
+        protected = demand & (plan.index[expert] >= 0)
+        n += int((cache.resident[layer, expert] != 0) & (not protected))
     leaving = min(surplus, n)
     select_lowest(cache.key, cache.age, cache.item, n, leaving)
     for j in range(leaving):
@@ -266,7 +254,7 @@ def _shrink_pool(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: 
         return
     layers = cache.resident.shape[0]
     for layer in range(layers):
-        _lowest_of_layer(layer, step, cache, demand)
+        _lowest_of_layer(layer, step, cache, plan, demand)
     while cache.total[0] > cache.total[1]:
         best = -1
         for layer in range(layers):
@@ -283,7 +271,7 @@ def _shrink_pool(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: 
             _drop(expert, step, cache, plan)
         else:
             evict(best, expert, step, cache, plan)
-        _lowest_of_layer(best, step, cache, demand)
+        _lowest_of_layer(best, step, cache, plan, demand)
     while cache.total[0] > cache.total[1] and not overshoot:
         lowest = -1
         for i in range(step.expert.size):
@@ -303,12 +291,12 @@ def _below(step: Step, cache: Cache, i: int, j: int) -> bool:
 
 
 @inner_njit
-def _lowest_of_layer(layer: int, step: Step, cache: Cache, demand: bool) -> None:
+def _lowest_of_layer(layer: int, step: Step, cache: Cache, plan: Plan, demand: bool) -> None:
     cache.item[layer] = -1
     for expert in range(cache.num_experts[layer]):
         if cache.resident[layer, expert] == 0:
             continue
-        if demand and layer == step.layer and position(step, expert) >= 0:
+        if demand and layer == step.layer and plan.index[expert] >= 0:
             continue
         key, age = cache.score[layer, expert], cache.stamp[layer, expert]
         if (

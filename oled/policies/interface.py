@@ -109,7 +109,7 @@ class Cache(NamedTuple):
     num_experts: NDArray[np.int64]  # [L]
     expert_bytes: NDArray[np.int64]  # [L]
     prior: NDArray[np.float64]  # [L, E] popularity from calibration; zeros without
-    key: NDArray[np.float64]  # scratch of the selection, [>= E]
+    key: NDArray[np.float64]  # scratch of the selection, [>= 2 E]
     age: NDArray[np.int64]  # scratch
     item: NDArray[np.int64]  # scratch
 
@@ -142,6 +142,7 @@ class Plan(NamedTuple):
     stays: NDArray[np.uint8]  # [E] 1 if the newcomer becomes resident
     order: NDArray[np.int64]  # [E] the transfers, first to last
     evicted: NDArray[np.int64]  # [L*E] layer * E + expert
+    index: NDArray[np.int64]  # type: ignore[assignment]  # [E] place in the active set, -1
     count: NDArray[np.int64]  # type: ignore[assignment]  # [8] N_TRANSFERS, N_EVICTED, N_EVICTED_ACTIVE, N_CPU, N_LATE
 
 
@@ -196,7 +197,7 @@ def _examples() -> tuple[Step, At, Cache, Costs, Plan, Side, Queue]:
     at = At(0, 0, 0, 0, 0)
     cache = Cache(u1x2, f8x2, i8x2, u1x2, u1x2, i8, i8, i8, i8, i8, f8x2, f8, i8, i8)
     costs = Costs(i8, np.zeros((1, 1, 1), np.int64), i8x2, i8, i8, i8, i8, 0, 0, 0, 0, 0)
-    plan = Plan(u1, u1, f8, u1, i8, i8, i8)
+    plan = Plan(u1, u1, f8, u1, i8, i8, i8, i8)
     side = Side(i8, u2, i8, i8, i8, i8, u2, f4, 0, np.zeros((1, 1, 1)), 0)
     return step, at, cache, costs, plan, side, Queue(i8, i8, i8, i8, i8, i8)
 

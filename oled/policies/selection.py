@@ -14,31 +14,69 @@ def select_lowest(
 ) -> None:
     """Partition the first `n` entries so that the `lowest` lowest come first (quickselect).
 
-    Entries are compared by (key, age); ages are unique, so the *set* chosen does not depend on how
-    the partition proceeds. key f64[>=n], age i64[>=n], item i64[>=n]; all permuted in place.
+    Entries are compared by (key, age); where ages are unique, the *set* chosen does not depend on
+    how the partition proceeds. key f64[>=2n], age i64[>=2n], item i64[>=2n]; permuted in place, the
+    second half is scratch. Both sides are always written and only the counters depend on the
+    comparison, because a mispredicted branch costs more than the writes.
     """
-    left, right = 0, n - 1
-    while left < right:
-        middle = (left + right) // 2
-        pivot_key, pivot_age = key[middle], age[middle]
-        i, j = left, right
-        while i <= j:
-            while key[i] < pivot_key or (key[i] == pivot_key and age[i] < pivot_age):
-                i += 1
-            while pivot_key < key[j] or (pivot_key == key[j] and pivot_age < age[j]):
-                j -= 1
-            if i <= j:
-                key[i], key[j] = key[j], key[i]
-                age[i], age[j] = age[j], age[i]
-                item[i], item[j] = item[j], item[i]
-                i += 1
-                j -= 1
-        if lowest <= j:
-            right = j
-        elif lowest > i:
-            left = i
+    scratch = key.size // 2
+    left, right = 0, n
+    while left < lowest < right:
+        pivot_key, pivot_age = _median_of_three(key, age, left, right)
+        low, high = left, scratch
+        for i in range(left, right):
+            this_key, this_age, this_item = key[i], age[i], item[i]
+            below = int((this_key < pivot_key) | ((this_key == pivot_key) & (this_age < pivot_age)))
+            key[low], age[low], item[low] = this_key, this_age, this_item
+            key[high], age[high], item[high] = this_key, this_age, this_item
+            low += below
+            high += 1 - below
+        for i in range(high - scratch):
+            key[low + i], age[low + i] = key[scratch + i], age[scratch + i]
+            item[low + i] = item[scratch + i]
+        if low == left:  # nothing is below the pivot (equal ages, or no number): it goes first
+            _swap_to_front(key, age, item, left, right, pivot_key, pivot_age)
+            left += 1
+        elif lowest <= low:
+            right = low
         else:
+            left = low
+
+
+@inner_njit
+def _swap_to_front(
+    key: NDArray[np.float64],
+    age: NDArray[np.int64],
+    item: NDArray[np.int64],
+    left: int,
+    right: int,
+    pivot_key: float,
+    pivot_age: int,
+) -> None:
+    for i in range(left, right):
+        if key[i] == pivot_key and age[i] == pivot_age:
+            key[left], key[i] = key[i], key[left]
+            age[left], age[i] = age[i], age[left]
+            item[left], item[i] = item[i], item[left]
             return
+
+
+@inner_njit
+def _median_of_three(
+    key: NDArray[np.float64], age: NDArray[np.int64], left: int, right: int
+) -> tuple[float, int]:
+    """The middle of the first, the middle and the last entry; the larger one of two entries."""
+    a, b, c = left, (left + right) // 2, right - 1
+    if _before(key, age, b, a):
+        a, b = b, a
+    if c != a and _before(key, age, c, b):
+        b = a if _before(key, age, c, a) else c
+    return key[b], age[b]
+
+
+@inner_njit
+def _before(key: NDArray[np.float64], age: NDArray[np.int64], i: int, j: int) -> bool:
+    return bool(key[i] < key[j] or (key[i] == key[j] and age[i] < age[j]))
 
 
 @inner_njit

@@ -13,7 +13,6 @@ staging slots, all but one, and none begins while the layer has demand copies to
 from __future__ import annotations
 
 from oled._jit import bare_njit, inner_njit
-from oled.policies.decide import position
 from oled.policies.interface import (
     COPYING,
     FILL,
@@ -297,7 +296,7 @@ def run_layer(
                 ready_assignments += step.count[i]
                 ready_leaving += 1 - plan.stays[i]
             elif end_chunk(lanes, cache, forward):
-                i = position(step, lanes.copying[P_EXPERT])
+                i = plan.index[lanes.copying[P_EXPERT]]
                 mine = lanes.copying[P_LAYER] == layer and i >= 0
                 if mine and plan.state[i] == IN_FLIGHT and plan.place[i] == ON_GPU:
                     pending -= 1
@@ -421,7 +420,7 @@ def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache, rules: Rules
     for expert in range(cache.num_experts[layer]):
         if cache.staged[layer, expert] < STAGED:
             continue
-        i = position(step, expert)
+        i = plan.index[expert]
         found = i >= 0 and (plan.state[i] == LANDED or plan.state[i] == IN_FLIGHT)
         if found and plan.place[i] != ON_CPU:
             cache.staged[layer, expert] = NOT_STAGED

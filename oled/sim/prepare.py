@@ -258,7 +258,7 @@ def _cache(
 ) -> Cache:
     layers, experts = steps.num_layers, int(steps.num_experts.max())
     shape = (layers, experts)
-    scratch = max(experts, layers)
+    scratch = 2 * max(experts, layers)  # select_lowest works in one half, partitions in the other
     return Cache(
         resident=np.zeros(shape, np.uint8),
         score=np.zeros(shape),
@@ -331,6 +331,7 @@ def _plan(layers: int, experts: int) -> Plan:
         stays=np.zeros(experts, np.uint8),
         order=np.zeros(experts, np.int64),
         evicted=np.zeros(layers * experts, np.int64),
+        index=np.zeros(experts, np.int64),
         count=np.zeros(8, np.int64),
     )
 

@@ -225,9 +225,10 @@ def count_step(
     per_layer = tally.by_layer[step.layer]
     layer, size = step.layer, cache.expert_bytes[step.layer]
     active = step.expert.size
+    before = 0
     for expert in range(cache.num_experts[layer]):
-        if cache.fresh[layer, expert] & TRANSFERRED:
-            row[TRANSFERRED_BEFORE] += 1
+        before += int((cache.fresh[layer, expert] & TRANSFERRED) != 0)
+    row[TRANSFERRED_BEFORE] += before
     hits, misses_cpu, transfers = 0, 0, 0
     for i in range(active):
         expert, state, place = step.expert[i], plan.state[i], plan.place[i]

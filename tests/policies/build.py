@@ -94,7 +94,7 @@ def make_cache(
         residents[layer, list(ids)] = 1
     used = residents.sum(axis=1).astype(np.int64)
     popularity = np.zeros(shape) if prior is None else np.array(prior, np.float64)
-    scratch = max(layers, experts)
+    scratch = 2 * max(layers, experts)
     return Cache(
         resident=residents,
         score=popularity.copy(),
@@ -157,6 +157,7 @@ def make_plan(*, layers: int = 1, experts: int = 8) -> Plan:
         stays=np.zeros(experts, np.uint8),
         order=np.zeros(experts, np.int64),
         evicted=np.zeros(layers * experts, np.int64),
+        index=np.zeros(experts, np.int64),
         count=np.zeros(8, np.int64),
     )
 
