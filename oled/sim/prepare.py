@@ -119,6 +119,10 @@ def replay_steps(
     """Run one configuration. Raises UserError where the cache is below the minimum (G13)."""
     ready = assemble(steps, costs, composition, budget, settings, calibration)
     run(ready.functions, *ready.data)
+    while ready.lanes.logged[0] == ready.lanes.log.shape[0]:  # the timeline is full: more room
+        room = 4 * ready.lanes.log.shape[0]
+        ready = assemble(steps, costs, composition, budget, settings, calibration, room)
+        run(ready.functions, *ready.data)
     initial = int(ready.start.resident.sum())
     return Replay(ready.tally, ready.lanes, ready.cache, np.unique(steps.request), initial)
 
@@ -130,8 +134,9 @@ def assemble(
     budget: Budget,
     settings: Settings,
     calibration: Calibration | None = None,
+    log_room: int | None = None,
 ) -> Assembly:
-    """The arrays of one configuration, at its beginning."""
+    """The arrays of one configuration, at its beginning; `log_room` entries for the timeline."""
     layers, experts = steps.num_layers, int(steps.num_experts.max())
     if calibration is None:
         calibration = Calibration.none(layers, experts)
@@ -143,6 +148,8 @@ def assemble(
     )
     parts = composition.parts
     persistent = settings.lifecycle == "persistent"
+    if log_room is None:
+        log_room = _log_room(steps, *_window(steps, settings))
     return Assembly(
         functions=(
             composition.retention.observe,
@@ -161,7 +168,7 @@ def assemble(
         plan=_plan(layers, experts),
         side=_side(steps, request, calibration, settings.seed),
         queue=_queue(layers, experts),
-        lanes=new_lanes(_log_room(steps, *_window(steps, settings)), layers, experts),
+        lanes=new_lanes(log_room, layers, experts),
         rules=Rules(
             int(composition.admission),
             composition.by_mention,
@@ -368,7 +375,7 @@ def _queue(layers: int, experts: int) -> Queue:
 
 
 def _log_room(steps: Steps, first: int, last: int) -> int:
-    """Timeline entries that the forwards `first` to `last` can make at most."""
+    """Timeline entries that the forwards `first` to `last` will hardly exceed."""
     if last == first:
         return 0
     lo, hi = steps.step_offsets[first], steps.step_offsets[last]

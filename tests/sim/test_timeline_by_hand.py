@@ -267,3 +267,12 @@ def test_cpu_and_link_end_one_nanosecond_apart_or_together(cpu_expert):
         [(ln.LOG_CPU, 10, 10 + cpu_expert, 0, 1), (ln.LOG_LANDED, 24, 34, 0, 1)],
     )
     assert outcome.tally.end_ns.tolist() == [34]
+
+
+def test_a_timeline_of_very_many_pieces_is_complete():
+    steps = make_steps([Forward({0: {0: 1}, 1: {1: 1}})], [2, 2])
+    machine = Machine(dense=4000, copy=3000, copy_wake=0)
+    policy = compose(prefetch=Asks({0: [Ask(1, 1, due=1, chunks=3000)]}))
+    pieces = of(replay(steps, policy, machine, slots=1), ln.LOG_PREFETCH)
+    assert len(pieces) == 3000
+    assert sum(end - begin for _, begin, end, *_ in pieces) == 3000
