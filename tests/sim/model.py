@@ -91,7 +91,18 @@ class Model:
         self.log: list[tuple[Any, ...]] = []
         self.ends: list[int] = []
         self.decisions: list[tuple[str, str, int]] = []  # state, place, stays; by entry
-        self.sums = dict.fromkeys(("moved", "useful", "wasted", "late", "h2d", "cpu", "gpu"), 0)
+        names = (
+            "moved",
+            "useful",
+            "wasted",
+            "late",
+            "h2d",
+            "cpu",
+            "gpu",
+            "copy stall",
+            "cpu stall",
+        )
+        self.sums = dict.fromkeys(names, 0)
         self.ahead: list[Asked] = []
         self.link_free_since = -1  # the first copy of a run finds the link asleep
         self.on_memory: set[str] = set()  # who reads host memory now
@@ -281,6 +292,7 @@ class Model:
             work.append(self.env.process(self.cpu(step, cpu)))
         self.poke()
         yield self.env.all_of(work)
+        self.sums["cpu stall"] += self.env.now - self.gpu_done
         yield self.level(ENDS)
 
     def rank(self, step: Active, expert: int) -> float:
@@ -321,12 +333,15 @@ class Model:
         self.give(held)
         while awaited:
             if not self.ready:
+                idle_since = self.env.now
                 yield self.landed
+                self.sums["copy stall"] += self.env.now - idle_since
             yield self.level(GROUPS)
             together, self.ready = self.ready, []
             awaited -= len(together)
             yield from self.group(step, "landed", [e for e, _ in together])
             self.give(sum(leaves for _, leaves in together))
+        self.gpu_done = self.env.now
 
     def group(
         self, step: Active, what: str, experts: list[int]

@@ -186,6 +186,8 @@ def difference(case) -> str:
     sums = engine.tally.by_phase.sum(axis=(0, 1))
     for name, column in (
         ("gpu", r.BUSY_GPU),
+        ("copy stall", r.STALL_COPY),
+        ("cpu stall", r.STALL_CPU),
         ("cpu", r.BUSY_CPU),
         ("h2d", r.BUSY_H2D),
         ("useful", r.USEFUL_BYTES),
