@@ -11,7 +11,10 @@ import csv
 import numpy as np
 import pytest
 
+from oled.policies.allocation.uniform import Uniform
+from oled.policies.composition import composition_names, load_composition
 from oled.policies.interface import RESIDENT
+from oled.policies.prefetch.none import NoPrefetch
 from oled.sim.api import simulate
 from oled.sim.subject import Subject
 from oled.trace.importers import read_source
@@ -87,3 +90,34 @@ def test_every_decoded_access_hits_or_misses_as_on_the_device(folder, subject):
     }
     assert sum(theirs.values()) == 29_597
     assert ours == theirs
+
+
+@pytest.fixture(scope="module")
+def served(subject):
+    """Every policy that the recording can serve and that needs no calibration, at two sizes."""
+    names = [
+        name
+        for name in composition_names()
+        if not load_composition(name).needs & (subject.lacks | {"calibration"})
+    ]
+    return {
+        (name, slots): simulate(subject, name, slots=slots, lifecycle="persistent")
+        for name in names
+        for slots in (8, 0.5)
+    }
+
+
+def test_no_policy_is_faster_than_the_relaxed_bound(served):
+    assert len(served) >= 40
+    for (name, slots), result in served.items():
+        assert result.metrics["tpot_ns"] >= result.metrics["bound_relaxed_tpot_ns"], (name, slots)
+
+
+def test_no_uniform_policy_without_prefetch_hits_more_than_the_uniform_oracle(served):
+    """The recording's experts are of two sizes, so the pooled oracle is no bound here."""
+    for (name, slots), result in served.items():
+        composition = load_composition(name)
+        uniform = type(composition.allocation) is Uniform and composition.scope != "global"
+        if uniform and type(composition.prefetch) is NoPrefetch:
+            most = served["oracle", slots].metrics["hits"] + result.metrics["initial_residents"]
+            assert result.metrics["hits"] <= most, (name, slots)
