@@ -29,7 +29,8 @@ install: $(READY)
 $(READY): pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 with its venv module was found: install one, or say make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
+	@echo "installing into $(VENV) (PyTorch is large: this takes minutes)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $(READY)
 
 clean:

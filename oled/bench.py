@@ -158,7 +158,7 @@ def _libcachesim(steps: Steps) -> float | str:
     """libCacheSim's LRU (no clock) on the same accesses, where it is installed."""
     if importlib.util.find_spec("libcachesim") is None:
         return "not installed"
-    import libcachesim as lcs  # type: ignore[import-untyped]
+    import libcachesim as lcs
 
     entry_layer = np.repeat(steps.layer, np.diff(steps.offsets))
     objects = entry_layer * 256 + steps.expert
