@@ -1,4 +1,4 @@
-"""The verbs that look at something: check, stats, list, plot, import, bench. Plain arguments."""
+"""The verbs that look at something: check, stats, list, plot, bench. Plain arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ VERBS = {
     "stats": "what a trace shows: overlap, persistence, active experts, popularity",
     "list": "what there is by name: policies, hardware, models, traces, …",
     "plot": "a figure from a results table",
-    "import": "a trace from another tool's recording",
     "bench": "how fast this machine simulates, decides or loads",
 }
 
@@ -44,11 +43,6 @@ def add_verbs(verbs: Subparsers[argparse.ArgumentParser]) -> None:
         "results", metavar="RESULTS", type=Path, help="results.parquet, its folder, or a JSON file"
     )
     plot.add_argument("--out", metavar="DIR", type=Path, default=Path(), help="default: here")
-
-    importer = _add(verbs, "import", _import)
-    importer.add_argument("format", metavar="FORMAT", help="see oled list formats")
-    importer.add_argument("source", metavar="SRC", type=Path)
-    importer.add_argument("trace", metavar="DST", type=Path, help="the folder to write")
 
     bench = _add(verbs, "bench", _bench, json_too=True)
     bench.add_argument("what", choices=("sim", "decide", "load"))
@@ -136,7 +130,21 @@ def _figure_list() -> list[tuple[str, ...]]:
 def _formats() -> list[tuple[str, ...]]:
     from oled.trace.importers import IMPORTERS
 
-    return [(name, text) for name, (_, text) in IMPORTERS.items()]
+    return [
+        (name, f"{found.summary}; lacks {', '.join(found.lacks)}{_takes(found.options)}")
+        for name, found in IMPORTERS.items()
+    ]
+
+
+def _exports() -> list[tuple[str, ...]]:
+    from oled.trace.exporters import EXPORTERS
+
+    return [(name, f"{found.summary}{_takes(found.options)}") for name, found in EXPORTERS.items()]
+
+
+def _takes(options: Iterable[str]) -> str:
+    words = " ".join(f"{key}=" for key in options)
+    return f"; takes {words}" if words else ""
 
 
 LISTS: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
@@ -147,6 +155,7 @@ LISTS: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
     "traces": _traces,
     "plots": _figure_list,
     "formats": _formats,
+    "exports": _exports,
 }
 
 
@@ -192,13 +201,6 @@ def _plot(arguments: Arguments) -> int:
     is_json = arguments.results.suffix == ".json" and arguments.results.is_file()
     data = json.loads(arguments.results.read_text()) if is_json else read_table(arguments.results)
     print(_draw(arguments.name, data, arguments.out, arguments.name))
-    return 0
-
-
-def _import(arguments: Arguments) -> int:
-    from oled.trace.importers import import_trace
-
-    print(import_trace(arguments.format, arguments.source, arguments.trace))
     return 0
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from oled import __version__
-from oled.cli import inspection, runs
+from oled.cli import inspection, runs, traces
 from oled.cli.usage import UsageError
 from oled.errors import UserError, nearest
 
@@ -31,12 +31,13 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     runs.add_verbs(verbs)
     inspection.add_verbs(verbs)
+    traces.add_verbs(verbs)
     return parser
 
 
 def _verb(argv: Sequence[str]) -> Callable[[], int]:
     """The verb's function with its arguments read."""
-    known = [*runs.VERBS, *inspection.VERBS]
+    known = [*runs.VERBS, *inspection.VERBS, *traces.VERBS]
     word = argv[0] if argv else ""
     if word and not word.startswith("-") and word not in known:
         raise UsageError(f"there is no verb '{word}'; {nearest(word, known)}")

@@ -7,6 +7,9 @@ import reprlib
 from enum import StrEnum
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from oled.trace.errors import TraceError
 
 V = TypeVar("V")
@@ -44,6 +47,10 @@ class JsonFields:
             raise TraceError(f"{self.where}: '{key}' must be {kind.__name__}, found {brief(value)}")
         return value
 
+    def has(self, key: str) -> bool:
+        """Whether there is a value that is not null."""
+        return self.data.get(key) is not None
+
     def optional(self, key: str, kind: type[V]) -> V | None:
         """The value of `key`, or None where it is null or missing."""
         return None if self.data.get(key) is None else self.get(key, kind)
@@ -66,6 +73,14 @@ class JsonFields:
                     f"{self.where}: '{key}' must hold {kind.__name__}, found {brief(value)}"
                 )
         return tuple(values)
+
+    def int_array(self, key: str) -> NDArray[np.int64]:
+        """A list of whole numbers as an array: i64[n]."""
+        values = self.items(key, int)
+        try:
+            return np.array(values, dtype=np.int64)
+        except OverflowError:
+            raise TraceError(f"{self.where}: '{key}' holds a number beyond 64 bits") from None
 
     def choice(self, key: str, kind: type[E]) -> E:
         """A member of a string enumeration."""

@@ -78,9 +78,15 @@ def open_part(folder: Path, part: Part, top_k: int) -> pq.ParquetFile:
 def batches(
     folder: Path, part: Part, top_k: int, names: Sequence[str] | None = None
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """A part in pieces of at most `BATCH_ROWS` rows, each with the row at which it starts."""
+    """A part in pieces of at most `BATCH_ROWS` rows, each with the row at which it starts.
+
+    Columns are those of the present schema, in its order; what an older part lacks is added.
+    """
     file = open_part(folder, part, top_k)
-    wanted = stored_columns(part, file.schema_arrow, top_k) if names is None else list(names)
+    stored = stored_columns(part, file.schema_arrow, top_k)
+    added = added_columns(part.table, part.version)
+    names = expected_schema(part, file.schema_arrow, top_k).names if names is None else list(names)
+    wanted = stored if added else names
     start = 0
     for group in range(file.num_row_groups):
         pieces = file.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted)
@@ -90,7 +96,9 @@ def batches(
                 if batch is None:
                     break
                 batch.validate(full=True)
-            yield batch, start
+            for name, fill in added.items():
+                batch = batch.append_column(name, fill(batch))
+            yield batch.select(names), start
             start += batch.num_rows
     if start != part.rows:
         raise TraceError(
@@ -101,17 +109,14 @@ def batches(
 def row_groups(
     folder: Path, part: Part, top_k: int, names: Sequence[str] | None = None
 ) -> Iterator[tuple[Columns, int]]:
-    """`batches` as arrays; columns that an older schema lacks are added."""
-    added = added_columns(part.table, part.version)
-    for batch, start in batches(folder, part, top_k, None if added else names):
+    """`batches` as arrays."""
+    for batch, start in batches(folder, part, top_k, names):
         with _damage(folder / part.file, f"near row {start} "):
             columns = {
                 name: to_numpy(column)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True)
             }
-        for name, fill in added.items():
-            columns[name] = fill(columns)
-        yield columns if names is None else {name: columns[name] for name in names}, start
+        yield columns, start
 
 
 def to_numpy(column: pa.Array) -> NDArray[Any]:

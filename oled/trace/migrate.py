@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numpy.typing import NDArray
+import pyarrow as pa
 
 from oled.trace.errors import TraceError
 
 SCHEMA_VERSION = 1
 
-Columns = dict[str, NDArray[Any]]
-Fill = Callable[[Columns], NDArray[Any]]
+Fill = Callable[[pa.RecordBatch], pa.Array]
 
 
 def _manifest_0(data: dict[str, Any]) -> dict[str, Any]:
@@ -31,8 +30,8 @@ _MANIFESTS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_manifest_
 _COLUMNS: tuple[Mapping[str, Mapping[str, Fill]], ...] = (
     {
         "forwards": {
-            "pass_id": lambda columns: columns["forward"].copy(),
-            "produced": lambda columns: columns["accepted"].copy(),
+            "pass_id": lambda rows: rows["forward"],
+            "produced": lambda rows: rows["accepted"],
         }
     },
 )

@@ -8,8 +8,11 @@ listed is whole. Creating `trace.json` is also the lock: a second writer finds i
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +146,30 @@ def new_file(path: str | Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder that appears only when it is whole: fill the one that this yields."""
+    final = Path(path)
+    taken = TraceError(f"{final}: already holds something; choose another folder or delete it")
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}{UNCLOSED}")
+    try:
+        with writing(final):
+            if final.exists() and (not final.is_dir() or any(final.iterdir())):
+                raise taken
+            temporary.mkdir(parents=True)
+            yield temporary
+            try:
+                temporary.rename(final)  # onto nothing or an empty folder, else it fails
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise taken from None
+                raise
+    except TraceError as error:
+        raise TraceError(str(error).replace(str(temporary), str(final))) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.files import Columns, batches, row_groups, unlisted_files, verify_part
@@ -72,7 +73,12 @@ def open_manifest(folder: Path, *, allow_partial: bool = False) -> Manifest:
 def validate(folder: Path, columns: Mapping[str, Columns]) -> None:
     """What array code relies on, for it would not notice; the rest is for `check`."""
     forwards, tokens, scores = columns[FORWARDS], columns[TOKENS], columns.get(SCORES)
-    count = len(forwards["forward"])
+    count, total = len(forwards["forward"]), int(forwards["tokens"].sum(dtype=np.int64))
+    if len(tokens["position"]) != total:
+        raise TraceError(
+            f"{folder}: {len(tokens['position'])} token rows, but the forwards add up to {total}; "
+            f"run `oled check` on it"
+        )
     rules = [
         ("forwards are not numbered 0, 1, 2, …", forwards["forward"] != np.arange(count)),
         ("a phase is unknown", forwards["phase"] > max(Phase)),
@@ -98,26 +104,27 @@ def assemble(
 ) -> Trace:
     """A trace from the columns of its tables."""
     forwards, tokens = columns[FORWARDS], columns[TOKENS]
-    offsets = np.zeros(len(forwards["tokens"]) + 1, dtype=np.int64)
-    np.cumsum(forwards["tokens"], out=offsets[1:])
-    if len(tokens["position"]) != offsets[-1]:
-        raise TraceError(
-            f"{path}: {len(tokens['position'])} token rows, but the forwards add up to "
-            f"{offsets[-1]}; run `oled check` on it"
-        )
     scores: dict[str, Any] | None = dict(columns[SCORES]) if SCORES in columns else None
     return Trace(
         path=path,
         manifest=manifest,
         hash=digest,
         forwards=ForwardTable(
-            **{name: forwards[name] for name, _ in FORWARD_COLUMNS}, token_offsets=offsets
+            **{name: forwards[name] for name, _ in FORWARD_COLUMNS},
+            token_offsets=offsets_of(forwards["tokens"]),
         ),
         tokens=TokenTable(**{name: tokens[name] for name, _ in TOKEN_COLUMNS}),
         routing=RoutingTable(**columns[ROUTING]),
         predictions=predictions,
         scores=None if scores is None else ScoreTable(**{"biased": None} | scores),
     )
+
+
+def offsets_of(counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Where each of n ranges of these lengths begins, and the end: [n+1]."""
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
 
 
 def trace_hash(manifest: Manifest) -> str:

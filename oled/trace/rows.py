@@ -20,18 +20,18 @@ def record_tables(first: int, records: Sequence[ForwardRecord], top_k: int) -> d
     """The rows of consecutive records, the first of which is forward `first`; no empty tables."""
     numbered = list(enumerate(records, first))
     tables = {
-        FORWARDS: _table(arrow_schema(FORWARDS, top_k), _forward_columns(numbered)),
-        TOKENS: _table(arrow_schema(TOKENS, top_k), _token_columns(numbered)),
+        FORWARDS: table_of(arrow_schema(FORWARDS, top_k), _forward_columns(numbered)),
+        TOKENS: table_of(arrow_schema(TOKENS, top_k), _token_columns(numbered)),
     }
     routing = [_routing_rows(forward, record) for forward, record in numbered]
     if any(len(rows["forward"]) for rows in routing):
-        tables[ROUTING] = _table(arrow_schema(ROUTING, top_k), _join(routing))
+        tables[ROUTING] = table_of(arrow_schema(ROUTING, top_k), _join(routing))
     scores = [_score_rows(forward, record) for forward, record in numbered if record.scores]
     if scores:
         columns = _join(scores)
         width = columns["expert_ids"].shape[1]
         schema = arrow_schema(SCORES, top_k, width=width, biased="biased" in columns)
-        tables[SCORES] = _table(schema, columns)
+        tables[SCORES] = table_of(schema, columns)
     if any(record.predictions for record in records):
         tables[PREDICTIONS] = _prediction_table(numbered, top_k)
     return tables
@@ -142,7 +142,8 @@ def _join(rows: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([columns[name] for columns in rows]) for name in rows[0]}
 
 
-def _table(schema: pa.Schema, columns: Columns) -> pa.Table:
+def table_of(schema: pa.Schema, columns: Columns) -> pa.Table:
+    """An Arrow table of arrays, cast to the schema; what does not fit is refused."""
     return pa.table([_array(field, columns[field.name]) for field in schema], schema=schema)
 
 

@@ -194,10 +194,10 @@ def test_cacheable_refusals(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="expected experts and meta"):
         read_source("cacheable_by_design", tmp_path / "bad.npz")
     np.savez(tmp_path / "bad.npz", experts=np.array([{}], dtype=object), meta="{}")
-    with pytest.raises(TraceError, match="not readable as such an NPZ"):
+    with pytest.raises(TraceError, match="not readable as NPZ"):
         read_source("cacheable_by_design", tmp_path / "bad.npz")
     (tmp_path / "bad.npz").write_bytes(b"PK")
-    with pytest.raises(TraceError, match="not readable as such an NPZ"):
+    with pytest.raises(TraceError, match="not readable as NPZ"):
         read_source("cacheable_by_design", tmp_path / "bad.npz")
 
 

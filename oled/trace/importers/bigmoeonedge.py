@@ -10,6 +10,7 @@ kept.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
+from oled.trace.importers.arrays import damage
 from oled.trace.importers.source import Source, provenance
+from oled.trace.limits import require_memory
 from oled.trace.manifest import Gap, Kept, Manifest
+from oled.trace.options import Options
 from oled.trace.schema import (
     NO_EXPERT,
     ConfidenceKind,
@@ -33,13 +37,15 @@ from oled.trace.schema import (
 )
 
 COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+LACKS = ("confidence", "token_ids")
 TURN, PHASE, STEP, LAYER, SLOT, EXPERT, WEIGHT = range(7)
 PREFILL, DECODE = 0, 1
+MAX_STEP = 1 << 31
 
 Table = NDArray[np.float64]
 
 
-def read(path: Path) -> Source:
+def read(path: Path, options: Options) -> Source:
     """The conversation as request 0."""
     header, table, first_line = _parse(path)
     _validate(path, header, table, first_line)
@@ -58,7 +64,7 @@ def read(path: Path) -> Source:
         decode={"mode": "autoregressive"},
         provenance={**provenance("bigmoeonedge", path), "dense_bytes": list(header.dense_bytes)},
         gaps=tuple(_gaps(header, cubes)),
-        lacks=("confidence", "token_ids"),
+        lacks=LACKS,
     )
     return Source(manifest, _records(cubes))
 
@@ -72,7 +78,8 @@ class _Header:
 
 def _parse(path: Path) -> tuple[_Header, Table, int]:
     """Header, rows, and the line number of the first row."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    with damage(path, "text"):
+        lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or lines[0].strip() != "# route_trace v1":
         raise TraceError(f"{path}, line 1: not '# route_trace v1'")
     comments = [line for line in lines if line.startswith("#")]
@@ -101,7 +108,8 @@ def _header(path: Path, comments: list[str]) -> _Header:
             raise TraceError(f"{path}: the header lacks {key}=…")
         sizes[key] = int(found[1])
     layers = re.findall(r"^# layer=(\d+) expert_bytes=(\d+) dense_bytes=(\d+)", text, re.MULTILINE)
-    if [int(layer) for layer, _, _ in layers] != list(range(sizes["n_layer"])):
+    numbers = [int(layer) for layer, _, _ in layers]
+    if numbers != list(range(len(layers))) or len(layers) != sizes["n_layer"]:
         raise TraceError(
             f"{path}: the header describes {len(layers)} layers, not 0 to {sizes['n_layer'] - 1}"
         )
@@ -120,9 +128,9 @@ def _validate(path: Path, header: _Header, table: Table, first_line: int) -> Non
     """Whole numbers in range, and no cell named twice."""
     shape = header.geometry
     for column, name, limit in (
-        (TURN, "turn", np.inf),
+        (TURN, "turn", MAX_STEP),
         (PHASE, "phase", DECODE + 1),
-        (STEP, "step", np.inf),
+        (STEP, "step", MAX_STEP),
         (LAYER, "layer", shape.num_layers),
         (SLOT, "slot", shape.top_k),
         (EXPERT, "expert", shape.experts_per_layer[0]),
@@ -132,10 +140,9 @@ def _validate(path: Path, header: _Header, table: Table, first_line: int) -> Non
         wrong = ~((values >= 0) & (values < limit) & (values == np.floor(values)))
         if wrong.any():
             row = int(np.argmax(wrong))
-            most = "" if limit == np.inf else f" to {limit - 1}"
             raise TraceError(
                 f"{path}, line {first_line + row}: {name} {values[row]:g} is not a whole number "
-                f"from 0{most} (layer {table[row, LAYER]:g})"
+                f"from 0 to {limit - 1} (layer {table[row, LAYER]:g})"
             )
     weight = table[:, WEIGHT]
     if not np.isfinite(weight).all():
@@ -167,6 +174,7 @@ class _Cube:
         whole = rows[:, : EXPERT + 1].astype(np.int64)
         steps, token = np.unique(whole[:, STEP], return_inverse=True)
         shape = (header.geometry.num_layers, len(steps), header.geometry.top_k)
+        require_memory(6 * math.prod(shape), f"{path}: a forward of {len(steps)} tokens")
         ids = np.full(shape, NO_EXPERT, dtype=np.uint16)
         weights = np.zeros(shape, dtype=np.float32)
         place = (whole[:, LAYER], token, whole[:, SLOT])

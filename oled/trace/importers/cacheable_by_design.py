@@ -9,8 +9,6 @@ the 6 MB that the authors assume.
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
-from oled.trace.fields import JsonFields
+from oled.trace.fields import JsonFields, parse_json
+from oled.trace.importers.arrays import read_npz
 from oled.trace.importers.source import Source, provenance
 from oled.trace.manifest import Manifest
+from oled.trace.options import Options
 from oled.trace.schema import (
     ConfidenceKind,
     ForwardRecord,
@@ -31,11 +31,12 @@ from oled.trace.schema import (
     WeightKind,
 )
 
+LACKS = ("weights", "confidence", "token_ids", "decoding", "expert_bytes")
 WINDOW = 512
 EXPERT_BYTES = 6_000_000
 
 
-def read(path: Path) -> Source:
+def read(path: Path, options: Options) -> Source:
     """The whole text as request 0."""
     experts, meta = _arrays(path)
     fields = JsonFields(meta, f"{path}: meta")
@@ -66,21 +67,20 @@ def read(path: Path) -> Source:
         model={"id": fields.get("model", str), "revision": None, "dtype": "gguf"},
         decode={"mode": "prefill_windows", "window": WINDOW},
         provenance={**provenance("cacheable_by_design", path), "meta": meta},
-        lacks=("weights", "confidence", "token_ids", "decoding", "expert_bytes"),
+        lacks=LACKS,
     )
     return Source(manifest, _records(experts))
 
 
 def _arrays(path: Path) -> tuple[NDArray[Any], Any]:
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            return data["experts"], json.loads(str(data["meta"]))
-    except KeyError as error:
-        raise TraceError(
-            f"{path}: {str(error).strip(chr(34))}; expected experts and meta"
-        ) from None
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise TraceError(f"{path}: not readable as such an NPZ ({error})") from None
+    arrays = read_npz(path)
+    missing = [name for name in ("experts", "meta") if name not in arrays]
+    if missing:
+        raise TraceError(f"{path}: {missing[0]} is missing; expected experts and meta")
+    experts = arrays["experts"]
+    if experts.dtype.kind not in "iu":
+        raise TraceError(f"{path}: experts are {experts.dtype}, not integers")
+    return experts, parse_json(str(arrays["meta"]), f"{path}: meta")
 
 
 def _records(experts: NDArray[Any]) -> Iterator[ForwardRecord]:

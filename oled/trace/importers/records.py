@@ -1,0 +1,73 @@
+"""Forward records of recordings that say little more than ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.trace.schema import MAX_TOKENS, ForwardRecord, Phase, TokenState
+
+
+def plain_record(
+    pass_id: int,
+    phase: Phase,
+    layers: NDArray[Any],
+    expert_ids: NDArray[Any],
+    *,
+    request: int = 0,
+    weights: NDArray[Any] | None = None,
+    positions: NDArray[Any] | None = None,
+    token_ids: NDArray[Any] | None = None,
+    context: int = 0,
+    state: NDArray[Any] | None = None,
+    accepted: NDArray[Any] | None = None,
+    produced: int = 0,
+    row_tokens: tuple[NDArray[Any], ...] | None = None,
+    **more: Any,
+) -> ForwardRecord:
+    """A record of ids [Lr, T, k]; whatever is not given is unknown.
+
+    Accepted are, unless given, the tokens of decoding (each chose the next one).
+    """
+    tokens = expert_ids.shape[1]
+    decode = phase is Phase.DECODE
+    if accepted is None:
+        accepted = np.full(tokens, int(decode), dtype=np.uint8)
+    if state is None:
+        state = np.full(tokens, TokenState.DECODED if decode else TokenState.PROMPT)
+    if weights is None:
+        weights = np.zeros(expert_ids.shape, dtype=np.float32)
+    return ForwardRecord(
+        request=request,
+        pass_id=pass_id,
+        phase=phase,
+        layers=layers,
+        expert_ids=expert_ids,
+        weights=weights,
+        positions=context + np.arange(tokens) if positions is None else positions,
+        token_ids=np.full(tokens, -1) if token_ids is None else token_ids,
+        confidence=np.full(tokens, np.nan),
+        state=state,
+        accepted_mask=accepted,
+        context_length=context,
+        accepted=int(accepted.sum()),
+        produced=produced,
+        row_tokens=row_tokens,
+        **more,
+    )
+
+
+def chunks(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """A range of tokens in pieces that one forward can hold."""
+    for at in range(begin, end, MAX_TOKENS):
+        yield at, min(at + MAX_TOKENS, end)
+
+
+def row_tokens(present: NDArray[np.bool_]) -> tuple[NDArray[Any], ...] | None:
+    """Of each layer the tokens that have rows, from bool[Lr, T]; None where all have."""
+    if present.all():
+        return None
+    return tuple(np.flatnonzero(row) for row in present)

@@ -1,0 +1,234 @@
+"""Arrays of routed experts [tokens, layers, k], as serving engines return them with a response.
+
+Their buffers start at zero, so that dense layers and rows never written look like expert 0. With k
+of two or more a row of zeros can not be real (no token takes an expert twice): a layer of nothing
+but such rows is dense, a token of them was not routed here, and a layer that has them for some
+tokens only gets a declared gap. With k = 1 a zero is a zero: dense layers must then be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.trace.errors import TraceError
+from oled.trace.importers.facts import FACTS, Facts
+from oled.trace.importers.records import chunks, plain_record, row_tokens
+from oled.trace.importers.source import Source, provenance
+from oled.trace.manifest import Gap, Kept, Manifest
+from oled.trace.options import Options
+from oled.trace.schema import NO_EXPERT, ConfidenceKind, ForwardRecord, Phase, WeightKind
+
+LACKS = ("weights", "confidence", "passes")
+OPTIONS = {
+    **FACTS,
+    "prompt": "tokens of the prompt, where the file does not say; else every token is a forward",
+}
+
+Ids = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routes:
+    """One request's rows."""
+
+    name: str  # for messages
+    ids: Ids  # [tokens, layers, k]
+    prompt: int | None = None  # tokens of the prompt among them
+    token_ids: Sequence[int] | None = None
+    context: int = 0  # tokens before the first row
+
+
+def source_of(name: str, path: Path, requests: Sequence[Routes], options: Options) -> Source:
+    """A source of such requests, one after the other."""
+    if not requests:
+        raise TraceError(f"{path}: holds no routed experts")
+    facts = Facts.of(options)
+    found = [_validated(path, routes) for routes in requests]
+    if len({ids.shape[1:] for ids in found}) > 1:
+        raise TraceError(f"{path}: its arrays differ in layers or width")
+    found = _without_unused_slots(path, found, facts)
+    top_k = found[0].shape[2]
+    layers = np.array(facts.layer_ids(found[0].shape[1]))
+    written = [_written(ids) for ids in found]
+    moe = _moe_layers(path, layers, written, found, facts)
+    ids = [cube[:, moe] for cube in found]
+    present = [cube[:, moe] for cube in written]
+    _refuse_half_rows(path, requests, ids, present, layers[moe])
+    geometry = facts.geometry(tuple(layers[moe].tolist()), top_k, num_layers=len(layers))
+    prompt = options.integer("prompt")
+    plans = [
+        _Plan.of(routes, cube, there, prompt)
+        for routes, cube, there in zip(requests, ids, present, strict=True)
+    ]
+    lost = sum(int((~there.any(axis=1)).sum()) for there in present)
+    lacks = LACKS if all(plan.prompt is not None for plan in plans) else (*LACKS, "phases")
+    if any(plan.token_ids is None for plan in plans):
+        lacks = (*lacks, "token_ids")
+    manifest = Manifest(
+        geometry=geometry,
+        weight_kind=WeightKind.NONE,
+        confidence_kind=ConfidenceKind.NONE,
+        model=facts.about_model(),
+        decode={"mode": "autoregressive"},
+        provenance={**provenance(name, path), "unwritten_tokens": lost},
+        gaps=tuple(_gaps(plans, geometry.moe_layers)),
+        lacks=lacks,
+    )
+    return Source(manifest, _records(plans, np.array(geometry.moe_layers)))
+
+
+def _validated(path: Path, routes: Routes) -> Ids:
+    ids = routes.ids
+    if ids.ndim != 3 or 0 in ids.shape or ids.dtype.kind not in "iu":
+        raise TraceError(
+            f"{path}: {routes.name}: {ids.dtype}{list(ids.shape)} must be integers [tokens, "
+            f"layers, k]"
+        )
+    if int(ids.min()) < -1 or int(ids.max()) >= NO_EXPERT:
+        token, layer, slot = np.argwhere((ids < -1) | (ids >= NO_EXPERT))[0]
+        raise TraceError(
+            f"{path}: {routes.name}: token {token}, layer {layer}: expert id "
+            f"{ids[token, layer, slot]} is neither -1 nor in 0..{NO_EXPERT - 1}"
+        )
+    return ids.astype(np.int32)
+
+
+def _without_unused_slots(path: Path, found: list[Ids], facts: Facts) -> list[Ids]:
+    """Columns that are never used go: engines have wider buffers than some models need."""
+    width = found[0].shape[2]
+    used = np.array([any((ids[..., slot] > 0).any() for ids in found) for slot in range(width)])
+    marked = np.array([all((ids[..., slot] < 0).all() for ids in found) for slot in range(width)])
+    top_k = facts.top_k
+    if top_k is None:
+        top_k = width - int(np.argmin(marked[::-1])) if not marked.all() else width
+    if top_k > width or used[top_k:].any():
+        raise TraceError(f"{path}: rows hold {width} experts, top_k={top_k} does not fit them")
+    return [ids[..., :top_k] for ids in found]
+
+
+def _written(ids: Ids) -> NDArray[np.bool_]:
+    """Which (token, layer) rows are real: bool[tokens, layers]."""
+    if ids.shape[2] == 1:
+        return np.asarray(ids[..., 0] >= 0)
+    return np.asarray((ids > 0).any(axis=2))
+
+
+def _moe_layers(
+    path: Path,
+    layers: NDArray[np.int64],
+    written: Sequence[NDArray[np.bool_]],
+    found: Sequence[Ids],
+    facts: Facts,
+) -> NDArray[np.bool_]:
+    """Which places of the layer axis have experts: as named, else as the rows show."""
+    seen = np.array([cube.any(axis=0) for cube in written]).any(axis=0)
+    if facts.moe_layers is not None:
+        named = np.isin(layers, facts.moe_layers)
+        nonzero = np.array([(ids > 0).any(axis=(0, 2)) for ids in found]).any(axis=0)
+        for wrong, text in (
+            (nonzero & ~named, "was named dense, but has expert ids"),
+            (named & ~seen, "has no row: it was not captured"),
+        ):
+            if wrong.any():
+                raise TraceError(f"{path}: layer {layers[wrong][0]} {text}")
+        return np.asarray(named)
+    if found[0].shape[2] == 1:
+        silent = ~np.array([(ids > 0).any(axis=(0, 2)) for ids in found]).any(axis=0)
+        if silent.any():
+            raise TraceError(
+                f"{path}: layer {layers[silent][0]} is all zeros: dense, or always expert 0? Say "
+                f"moe_layers=… or model=NAME"
+            )
+    if not seen.any():
+        raise TraceError(f"{path}: every id is zero: the router was not captured")
+    return np.asarray(seen)
+
+
+def _refuse_half_rows(
+    path: Path,
+    requests: Sequence[Routes],
+    ids: Sequence[Ids],
+    present: Sequence[NDArray[np.bool_]],
+    layers: NDArray[np.int64],
+) -> None:
+    """A row with an expert twice was written in part only."""
+    for routes, cube, there in zip(requests, ids, present, strict=True):
+        ordered = np.sort(cube, axis=2)
+        twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any(axis=2)
+        if (twice & there).any():
+            token, layer = np.argwhere(twice & there)[0]
+            raise TraceError(
+                f"{path}: {routes.name}: token {token}, layer {layers[layer]}: ids "
+                f"{cube[token, layer].tolist()} name an expert twice; the row was not written whole"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """A request's tokens, and how they become forwards."""
+
+    ids: Ids  # [T, L, k], NO_EXPERT for unused slots
+    present: NDArray[np.bool_]  # [T, L]
+    positions: NDArray[np.int64]  # [T]
+    prompt: int | None  # the first so many are the prompt
+    token_ids: NDArray[np.int64] | None  # [T]
+
+    @classmethod
+    def of(cls, routes: Routes, ids: Ids, present: NDArray[np.bool_], prompt: int | None) -> _Plan:
+        """Without the tokens that no layer has rows for."""
+        kept = np.flatnonzero(present.any(axis=1))
+        prompt = routes.prompt if routes.prompt is not None else prompt
+        tokens = None
+        if routes.token_ids is not None and len(routes.token_ids) >= len(ids):
+            tokens = np.array(routes.token_ids[: len(ids)], dtype=np.int64)[kept]
+        first = None if prompt is None else int((kept < prompt).sum())
+        return cls(ids[kept], present[kept], kept + routes.context, first, tokens)
+
+    def forwards(self) -> Iterator[tuple[Phase, int, int]]:
+        """Phase and range of tokens of each."""
+        prompt = self.prompt or 0
+        for begin, end in chunks(0, prompt):
+            yield Phase.PREFILL, begin, end
+        for token in range(prompt, len(self.ids)):
+            yield Phase.DECODE, token, token + 1
+
+
+def _gaps(plans: Sequence[_Plan], layers: tuple[int, ...]) -> Iterator[Gap]:
+    for phase in (Phase.PREFILL, Phase.DECODE):
+        missing = np.zeros(len(layers), dtype=bool)
+        for plan in plans:
+            prompt = plan.prompt or 0
+            rows = plan.present[:prompt] if phase is Phase.PREFILL else plan.present[prompt:]
+            missing |= ~rows.all(axis=0)
+        for place in np.flatnonzero(missing):
+            yield Gap(layers[place], phase, Kept.SOME, "rows that the engine never wrote")
+
+
+def _records(plans: Sequence[_Plan], layers: NDArray[np.int64]) -> Iterator[ForwardRecord]:
+    pass_id = 0
+    for request, plan in enumerate(plans):
+        for phase, begin, end in plan.forwards():
+            here = slice(begin, end)
+            ends_prompt = phase is Phase.PREFILL and end == plan.prompt
+            accepted = np.zeros(end - begin, dtype=np.uint8)
+            accepted[-1] = phase is Phase.DECODE or ends_prompt  # the token chosen after the last
+            yield plain_record(
+                pass_id,
+                phase,
+                layers,
+                plan.ids[here].swapaxes(0, 1),
+                request=request,
+                positions=plan.positions[here],
+                token_ids=None if plan.token_ids is None else plan.token_ids[here],
+                context=int(plan.positions[begin]),
+                accepted=accepted,
+                produced=int(phase is Phase.DECODE),
+                row_tokens=row_tokens(plan.present[here].T),
+            )
+            pass_id += 1
