@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from oled.record.decode.autoregressive import Autoregressive
-from oled.record.decode.batch import Pass, Request, Share
+from oled.record.decode.batch import Announce, Pass, Request, Share
 from oled.record.decode.block_diffusion import BlockDiffusion
 from oled.record.decode.common import Mode
 
-__all__ = ["Autoregressive", "BlockDiffusion", "Mode", "Pass", "Request", "Share"]
+__all__ = ["Announce", "Autoregressive", "BlockDiffusion", "Mode", "Pass", "Request", "Share"]

@@ -10,7 +10,15 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
-from oled.record.decode.batch import CachedBatch, Pass, Request, Row, columns_of
+from oled.record.decode.batch import (
+    Announce,
+    CachedBatch,
+    Pass,
+    Request,
+    Row,
+    columns_of,
+    unheard,
+)
 from oled.record.decode.common import Mode, choose, end_tokens, require, script_of
 from oled.trace.schema import ConfidenceKind, Phase
 
@@ -42,7 +50,12 @@ class Autoregressive:
             )
         return replace(self, eos_ids=end_tokens(self.eos_ids, model, tokenizer))
 
-    def decode(self, model: PreTrainedModel, requests: Sequence[Request]) -> Iterator[Pass]:
+    def decode(
+        self,
+        model: PreTrainedModel,
+        requests: Sequence[Request],
+        announce: Announce = unheard,
+    ) -> Iterator[Pass]:
         """Decode a batch with resolved settings; yields after every run of the model."""
         if self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
@@ -53,10 +66,14 @@ class Autoregressive:
         while rows:
             stops = [row.delivered for row in rows]
             tokens = columns_of(rows, stops)
+            coming = [
+                row.share(index, stop, tokens.shape[1])
+                for index, (row, stop) in enumerate(zip(rows, stops, strict=True))
+            ]
+            announce(Pass(phase, tokens.size, tuple(coming)))
             confidence, choice = choose(batch.run_last(tokens))  # [B]
             shares = []
-            for index, (row, stop) in enumerate(zip(rows, stops, strict=True)):
-                share = row.share(index, stop, tokens.shape[1])
+            for index, (row, stop, share) in enumerate(zip(rows, stops, coming, strict=True)):
                 row.cached = stop
                 if not row.finished:
                     share.confidence[-1], share.accepted[-1] = confidence[index], True

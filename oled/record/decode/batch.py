@@ -8,7 +8,7 @@ Shapes: B rows, n columns of a pass, T <= n tokens of a row in it, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,14 @@ class Pass:
     phase: Phase
     num_tokens: int  # B x n
     shares: tuple[Share, ...]
+
+
+Announce = Callable[[Pass], None]
+"""Hears of each pass before it runs: its confidences are not known, and nothing is accepted yet."""
+
+
+def unheard(_: Pass) -> None:
+    """Nobody wants to know."""
 
 
 class Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
 from oled.record.decode.batch import (
+    Announce,
     CachedBatch,
     Confidence,
     Flags,
@@ -20,6 +21,7 @@ from oled.record.decode.batch import (
     Row,
     Share,
     columns_of,
+    unheard,
 )
 from oled.record.decode.common import Mode, choose, end_tokens, require, script_of
 from oled.trace.schema import ConfidenceKind, Phase
@@ -72,11 +74,16 @@ class BlockDiffusion:
             )
         return replace(self, mask_id=mask_id, eos_ids=end_tokens(self.eos_ids, model, tokenizer))
 
-    def decode(self, model: PreTrainedModel, requests: Sequence[Request]) -> Iterator[Pass]:
+    def decode(
+        self,
+        model: PreTrainedModel,
+        requests: Sequence[Request],
+        announce: Announce = unheard,
+    ) -> Iterator[Pass]:
         """Decode a batch with resolved settings; yields after every run of the model."""
         if self.mask_id is None or self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
-        return _Loop(self, self.mask_id, self.eos_ids, model, requests).passes()
+        return _Loop(self, self.mask_id, self.eos_ids, model, requests, announce).passes()
 
 
 class _Loop:
@@ -89,7 +96,9 @@ class _Loop:
         eos_ids: tuple[int, ...],
         model: PreTrainedModel,
         requests: Sequence[Request],
+        announce: Announce,
     ) -> None:
+        self.announce = announce
         self.settings, self.mask_id, self.eos_ids = settings, mask_id, eos_ids
         self.length = settings.block_length
         self.rows = [self._row(request) for request in requests]
@@ -121,43 +130,51 @@ class _Loop:
 
     def _prefill(self) -> Pass:
         tokens = columns_of(self.rows, self.stops)
-        self.batch.fill(tokens)
         shares = [
             row.share(index, stop, tokens.shape[1])
             for index, (row, stop) in enumerate(zip(self.rows, self.stops, strict=True))
             if stop > 0
         ]
+        prefill = Pass(Phase.PREFILL, tokens.size, tuple(shares))
+        self.announce(prefill)
+        self.batch.fill(tokens)
         for row, stop in zip(self.rows, self.stops, strict=True):
             row.cached = stop
-        return Pass(Phase.PREFILL, tokens.size, tuple(shares))
+        return prefill
 
     def _denoise(self, step: int) -> Pass:
-        confidence, choice = self._run(keep=False)
-        shares = []
-        for index, row in enumerate(self.rows):
-            if not self._is_full(row):
-                share = replace(self._share(index, row, confidence[index]), step=step)
-                shares.append(self._open(row, share, choice[index]))
+        coming = {
+            index: replace(self._share(index, row), step=step)
+            for index, row in enumerate(self.rows)
+            if not self._is_full(row)
+        }
+        confidence, choice = self._run(Phase.DENOISE, coming.values(), keep=False)
+        shares = [
+            self._open(self.rows[i], replace(share, confidence=confidence[i]), choice[i])
+            for i, share in coming.items()
+        ]
         return Pass(Phase.DENOISE, choice.size, tuple(shares))
 
     def _commit(self) -> Pass:
-        confidence, choice = self._run(keep=True)
-        shares = [self._share(index, row, confidence[index]) for index, row in enumerate(self.rows)]
+        coming = [self._share(index, row) for index, row in enumerate(self.rows)]
+        confidence, choice = self._run(Phase.COMMIT, coming, keep=True)
+        shares = [replace(share, confidence=confidence[i]) for i, share in enumerate(coming)]
         for row in self.rows:
             row.cached += self.length
         return Pass(Phase.COMMIT, choice.size, tuple(shares))
 
-    def _run(self, *, keep: bool) -> tuple[Confidence, Ids]:
+    def _run(self, phase: Phase, coming: Iterable[Share], *, keep: bool) -> tuple[Confidence, Ids]:
         """Confidence and choice [B, L] at every position, decoded ones included."""
         tokens = columns_of(self.rows, [row.cached + self.length for row in self.rows])
+        self.announce(Pass(phase, tokens.size, tuple(coming)))
         return choose(self.batch.run(tokens, keep=keep), self.mask_id)
 
     def _is_full(self, row: Row) -> bool:
         return bool(row.open[row.cached : row.cached + self.length].all())
 
-    def _share(self, index: int, row: Row, confidence: Confidence) -> Share:
+    def _share(self, index: int, row: Row) -> Share:
         share = row.share(index, row.cached + self.length, self.length)
-        return replace(share, confidence=confidence, block=row.cached // self.length)
+        return replace(share, block=row.cached // self.length)
 
     def _open(self, row: Row, share: Share, choice: Ids) -> Share:
         accepted = self._accept(~row.open[share.positions], share.confidence)
