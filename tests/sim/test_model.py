@@ -23,7 +23,8 @@ from .build import (
     state_of,
     stays_of,
 )
-from .model import Active, Case, Model
+from .model import Model
+from .model_cache import Active, Case
 
 KINDS = {
     "head": ln.LOG_HEAD,
