@@ -54,6 +54,9 @@ PREFILL = 0  # oled.trace.schema.Phase.PREFILL
 
 NEVER = 2**62
 
+STAMP_STEP = 1 << 32
+"""Stamps are clock x 2^32 + the order of the last mention in the step, which has 31 bits."""
+
 
 class Admission(enum.IntEnum):
     """How newcomers become residents."""

@@ -101,3 +101,18 @@ def sort_lowest(
                 j -= gap
             key[j], age[j], item[j] = this_key, this_age, this_item
         gap //= 3
+
+
+@inner_njit
+def sort_by_rank(
+    order: NDArray[np.int64], rank: NDArray[np.float64], first: int, last: int
+) -> None:
+    """Stable insertion sort of `order[first:last]` by `rank[item]`: mostly sorted, mostly short."""
+    for j in range(first + 1, last):
+        item = order[j]
+        this_rank = rank[item]
+        k = j
+        while k > first and rank[order[k - 1]] > this_rank:
+            order[k] = order[k - 1]
+            k -= 1
+        order[k] = item

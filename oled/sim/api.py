@@ -18,7 +18,8 @@ from oled.models.catalogue import model_geometry
 from oled.policies.composition import Composition, load_composition
 from oled.policies.part import NEEDS
 from oled.sim import metrics as m
-from oled.sim.prepare import Calibration, replay_steps
+from oled.sim.calibration import Calibration
+from oled.sim.prepare import replay_steps
 from oled.sim.references import references
 from oled.sim.result import Result
 from oled.sim.settings import Settings

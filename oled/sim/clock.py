@@ -12,23 +12,15 @@ staging slots, all but one, and none begins while the layer has demand copies to
 
 from __future__ import annotations
 
-from oled._jit import bare_njit, inner_njit
+from oled._jit import bare_njit
 from oled.policies.interface import (
     COPYING,
-    FILL,
     IN_FLIGHT,
-    LANDED,
     N_CPU,
-    N_EVICTED,
     N_EVICTED_ACTIVE,
     N_TRANSFERS,
-    NOT_STAGED,
     ON_CPU,
     ON_GPU,
-    PREFETCHED,
-    STAGED,
-    STAGED_FILL,
-    TRANSFERRED,
     Cache,
     Costs,
     Plan,
@@ -38,7 +30,6 @@ from oled.policies.interface import (
 )
 from oled.sim.lanes import (
     COPY_STALL,
-    CPU,
     CPU_BEGIN,
     CPU_LEFT,
     CPU_STALL,
@@ -46,13 +37,11 @@ from oled.sim.lanes import (
     DEMAND,
     GPU,
     GPU_UNTIL,
-    H2D,
     IDLE,
     LINK_BEGAN,
     LINK_ENDED,
     LINK_LEFT,
     LINK_WHAT,
-    LOG_BACK,
     LOG_COPY,
     LOG_CPU,
     LOG_HITS,
@@ -60,98 +49,22 @@ from oled.sim.lanes import (
     LOG_OUT,
     MOVED,
     NOW,
-    P_DUE,
     P_EXPERT,
-    P_KIND,
     P_LAYER,
     PPM,
-    WASTED,
     Lanes,
     end_chunk,
     finish_time,
+    group_ns,
     note,
     pass_time,
     put_on_link,
     rate_ppm,
     take_prefetch,
 )
+from oled.sim.staging import settle_landed
 
 NO_EVENT = 2**62
-
-
-@inner_njit
-def group_ns(costs: Costs, layer: int, assignments: int, experts: int) -> int:
-    """GPU time of one launch group; `assignments` is the sum of its experts' token counts."""
-    tokens = (assignments + costs.top_k - 1) // costs.top_k
-    return int(costs.gpu_ns[costs.layer_class[layer], tokens, experts])
-
-
-@inner_njit
-def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache, rules: Rules) -> None:
-    """An expert fetched ahead has landed: a FILL joins its layer now, one too late is given back.
-
-    What belongs to the layer that is executing (`busy_layer`, -1 if none) waits for its end.
-    """
-    layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]
-    if layer == busy_layer:
-        return
-    if lanes.copying[P_KIND] == FILL:
-        join_residents(lanes, layer, expert, cache, rules)
-    elif lanes.copying[P_DUE] <= routed:
-        give_back(lanes, layer, expert, cache)
-
-
-@inner_njit
-def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
-    """Free a staging slot whose expert was fetched in vain."""
-    cache.staged[layer, expert] = NOT_STAGED
-    cache.total[2] -= 1
-    lanes.moved[WASTED] += cache.expert_bytes[layer]
-
-
-@inner_njit
-def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: Rules) -> None:
-    """Re-label a staging slot: a newcomer takes free room, or replaces the lowest resident of its
-    layer (in global scope too) if it stands above it.
-    """
-    if rules.pooled:
-        full = cache.total[0] + cache.expert_bytes[layer] > cache.total[1]
-    else:
-        full = cache.used[layer] >= cache.capacity[layer]
-    if full:
-        lowest = -1
-        for other in range(cache.num_experts[layer]):
-            if cache.resident[layer, other] != 0 and (
-                lowest < 0
-                or cache.score[layer, other] < cache.score[layer, lowest]
-                or (
-                    cache.score[layer, other] == cache.score[layer, lowest]
-                    and cache.stamp[layer, other] < cache.stamp[layer, lowest]
-                )
-            ):
-                lowest = other
-        above = lowest >= 0 and (
-            cache.score[layer, expert] > cache.score[layer, lowest]
-            or (
-                cache.score[layer, expert] == cache.score[layer, lowest]
-                and cache.stamp[layer, expert] > cache.stamp[layer, lowest]
-            )
-        )
-        if not above:
-            give_back(lanes, layer, expert, cache)
-            return
-        if cache.fresh[layer, lowest] & PREFETCHED:
-            lanes.moved[WASTED] += cache.expert_bytes[layer]
-        cache.fresh[layer, lowest] &= TRANSFERRED
-        cache.resident[layer, lowest] = 0
-        cache.used[layer] -= 1
-        cache.total[0] -= cache.expert_bytes[layer]
-    cache.staged[layer, expert] = NOT_STAGED
-    cache.total[2] -= 1
-    cache.resident[layer, expert] = 1
-    cache.fresh[layer, expert] |= PREFETCHED
-    cache.used[layer] += 1
-    cache.total[0] += cache.expert_bytes[layer]
 
 
 @bare_njit
@@ -314,118 +227,3 @@ def run_layer(
     if cpu_back > t[NOW]:
         lanes.stall[CPU_STALL] += cpu_back - t[NOW]
         run_until(lanes, cpu_back, forward, step.index, layer, cache, costs, queue, rules)
-
-
-@bare_njit
-def run_layer_serially(
-    lanes: Lanes,
-    step: Step,
-    plan: Plan,
-    cache: Cache,
-    costs: Costs,
-    free_slots: int,
-    writes_back: bool,
-) -> None:
-    """One layer-step of a blocking runtime: nothing overlaps.
-
-    Evicted experts are copied to the host first (`writes_back`), then as many to the device as
-    there are slots; the GPU computes hits and newcomers as one group; what is left follows in
-    waves; the CPU's experts come last. Each copy is waited for, so each pays the isolated latency.
-    """
-    t = lanes.t
-    layer, forward = step.layer, step.forward
-    if writes_back:
-        for j in range(plan.count[N_EVICTED]):
-            _write_back(lanes, plan.evicted[j], forward, cache, costs)
-    copy_ns = costs.copy_ns[costs.layer_class[layer]] + costs.copy_wake_ns
-    experts, assignments = 0, 0
-    for i in range(step.expert.size):
-        if plan.place[i] == ON_GPU:
-            experts += 1
-            assignments += step.count[i]
-    copied, released = 0, plan.count[N_EVICTED_ACTIVE]
-    while True:
-        kind = LOG_HITS if copied == 0 else LOG_LANDED
-        while copied < plan.count[N_TRANSFERS] and free_slots > 0:
-            i = plan.order[copied]
-            note(lanes, LOG_COPY, t[NOW], t[NOW] + copy_ns, forward, layer, step.expert[i])
-            t[NOW] += copy_ns
-            t[LINK_ENDED] = t[NOW]
-            lanes.busy[H2D] += copy_ns
-            lanes.stall[COPY_STALL] += copy_ns
-            lanes.moved[MOVED] += cache.expert_bytes[layer]
-            free_slots -= 1
-            copied += 1
-            experts += 1
-            assignments += step.count[i]
-            released += 1 - plan.stays[i]
-        if experts > 0:
-            gpu_ns = group_ns(costs, layer, assignments, experts)
-            note(lanes, kind, t[NOW], t[NOW] + gpu_ns, forward, layer, experts)
-            lanes.busy[GPU] += gpu_ns
-            t[NOW] += gpu_ns
-        if copied == plan.count[N_TRANSFERS]:
-            break
-        if released == 0:
-            raise RuntimeError("a transfer waits for a slot that never becomes free")
-        free_slots += released
-        released, experts, assignments = 0, 0, 0
-    if plan.count[N_CPU] > 0:
-        _compute_on_cpu(lanes, step, plan, costs)
-
-
-@inner_njit
-def _write_back(lanes: Lanes, evicted: int, forward: int, cache: Cache, costs: Costs) -> None:
-    """Copy one evicted expert to the host while everything waits."""
-    t = lanes.t
-    layer, expert = evicted // cache.resident.shape[1], evicted % cache.resident.shape[1]
-    out_ns = costs.copy_out_ns[costs.layer_class[layer]]
-    note(lanes, LOG_BACK, t[NOW], t[NOW] + out_ns, forward, layer, expert)
-    lanes.busy[D2H] += out_ns
-    lanes.stall[COPY_STALL] += out_ns
-    t[NOW] += out_ns
-
-
-@inner_njit
-def _compute_on_cpu(lanes: Lanes, step: Step, plan: Plan, costs: Costs) -> None:
-    """The CPU's experts while everything waits: activations out, experts, results back."""
-    t = lanes.t
-    tokens, work = 0, costs.cpu_call_ns
-    for i in range(step.expert.size):
-        if plan.place[i] == ON_CPU:
-            tokens += step.count[i]
-            work += costs.cpu_ns[costs.layer_class[step.layer], step.count[i]]
-    tokens = min(tokens, step.tokens)
-    begin = t[NOW] + costs.act_out_ns[tokens]
-    end = begin + work
-    note(lanes, LOG_OUT, t[NOW], begin, step.forward, step.layer, tokens)
-    note(lanes, LOG_CPU, begin, end, step.forward, step.layer, plan.count[N_CPU])
-    lanes.busy[D2H] += begin - t[NOW]
-    lanes.busy[CPU] += work
-    end += costs.act_back_ns[tokens]
-    lanes.stall[CPU_STALL] += end - t[NOW]
-    t[NOW] = end
-
-
-@bare_njit
-def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache, rules: Rules) -> None:
-    """After a layer its staged experts leave staging (used ones are re-labelled), FILLs join.
-
-    One that the step used and that stays is a resident by now; one that does not has done its work.
-    What was fetched for a later layer-step waits for it.
-    """
-    layer = step.layer
-    if cache.total[2] == 0:
-        return
-    for expert in range(cache.num_experts[layer]):
-        if cache.staged[layer, expert] < STAGED:
-            continue
-        i = plan.index[expert]
-        found = i >= 0 and (plan.state[i] == LANDED or plan.state[i] == IN_FLIGHT)
-        if found and plan.place[i] != ON_CPU:
-            cache.staged[layer, expert] = NOT_STAGED
-            cache.total[2] -= 1
-        elif cache.staged[layer, expert] == STAGED_FILL:
-            join_residents(lanes, layer, expert, cache, rules)
-        elif lanes.due[layer, expert] <= step.index:
-            give_back(lanes, layer, expert, cache)

@@ -193,3 +193,10 @@ def end_chunk(lanes: Lanes, cache: Cache, forward: int) -> bool:
     cache.staged[layer, expert] = STAGED_FILL if lanes.copying[P_KIND] == FILL else STAGED
     lanes.moved[MOVED] += cache.expert_bytes[layer]
     return True
+
+
+@inner_njit
+def group_ns(costs: Costs, layer: int, assignments: int, experts: int) -> int:
+    """GPU time of one launch group; `assignments` is the sum of its experts' token counts."""
+    tokens = (assignments + costs.top_k - 1) // costs.top_k
+    return int(costs.gpu_ns[costs.layer_class[layer], tokens, experts])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oled.sim import replay as r
+from oled.sim import tally as r
 from oled.trace.schema import Phase
 from oled.trace.steps import Steps
 

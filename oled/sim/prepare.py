@@ -24,51 +24,31 @@ from oled.policies.interface import (
     Side,
 )
 from oled.policies.part import ask_nothing, transfer_all
+from oled.sim.arrays import (
+    cost_arrays,
+    new_cache,
+    new_plan,
+    new_queue,
+    new_tally,
+    side_arrays,
+    timeline_room,
+    workload,
+)
+from oled.sim.calibration import Calibration
 from oled.sim.lanes import Lanes, new_lanes
 from oled.sim.replay import (
-    COLUMNS,
-    L_COLUMNS,
     Options,
     Start,
-    Tally,
     Workload,
     run,
 )
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
-from oled.trace.schema import Phase
-from oled.trace.steps import Steps, next_use
+from oled.sim.tally import Tally
+from oled.trace.steps import Steps
 
 _PREFILL = {"policy": PREFILL_POLICY, "stream": PREFILL_STREAM, "bypass": PREFILL_BYPASS}
-_LOG_ENTRIES_PER_EXPERT = 3
 _UNBOUNDED = 1 << 30  # staging slots of the accounting replay
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Calibration:
-    """What was learned from another trace."""
-
-    prior: NDArray[np.float64]  # [L, E] share of the layer's tokens that an expert took
-    store: NDArray[np.float64]  # [M, L, E] one activation matrix a request
-
-    @classmethod
-    def none(cls, layers: int, experts: int) -> Calibration:
-        return cls(np.zeros((layers, experts)), np.zeros((0, layers, experts)))
-
-    @classmethod
-    def from_steps(cls, steps: Steps) -> Calibration:
-        """Token counts per request, layer and expert, rows normalised to sum 1."""
-        experts = int(steps.num_experts.max())
-        requests = np.unique(steps.request, return_inverse=True)[1]
-        entry_step = np.repeat(np.arange(steps.num_steps), np.diff(steps.offsets))
-        store = np.zeros((int(requests.max()) + 1, steps.num_layers, experts))
-        where = (requests[steps.forward[entry_step]], steps.layer[entry_step], steps.expert)
-        np.add.at(store, where, steps.count)
-        prior = store.sum(axis=0)
-        return cls(
-            prior / np.maximum(prior.sum(axis=1, keepdims=True), 1.0),
-            store / np.maximum(store.sum(axis=2, keepdims=True), 1.0),
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,7 +129,7 @@ def assemble(
     parts = composition.parts
     persistent = settings.lifecycle == "persistent"
     if log_room is None:
-        log_room = _log_room(steps, *_window(steps, settings))
+        log_room = timeline_room(steps, *_window(steps, settings))
     return Assembly(
         functions=(
             composition.retention.observe,
@@ -161,13 +141,13 @@ def assemble(
         params=tuple(part.params() for part in parts),
         memory=tuple(np.zeros(part.memory_shape(layers, experts)) for part in parts),
         learned=tuple(part.learned for part in parts),
-        work=_workload(steps, request, costs, composition, persistent),
-        cache=_cache(steps, costs, budget, calibration),
+        work=workload(steps, request, costs, composition, persistent),
+        cache=new_cache(steps, costs, budget, calibration),
         start=Start(_initial(composition, capacity, steps, calibration, pooled), capacity),
-        costs=_costs(steps, costs, composition),
-        plan=_plan(layers, experts),
-        side=_side(steps, request, calibration, settings.seed),
-        queue=_queue(layers, experts),
+        costs=cost_arrays(steps, costs, composition),
+        plan=new_plan(layers, experts),
+        side=side_arrays(steps, request, calibration, settings.seed),
+        queue=new_queue(layers, experts),
         lanes=new_lanes(log_room, layers, experts),
         rules=Rules(
             int(composition.admission),
@@ -180,7 +160,7 @@ def assemble(
         options=Options(
             persistent, composition.overlap, composition.writes_back, *_window(steps, settings)
         ),
-        tally=_tally(steps, int(request.max(initial=-1)) + 1, settings),
+        tally=new_tally(steps, int(request.max(initial=-1)) + 1, settings),
     )
 
 
@@ -222,19 +202,6 @@ def _window(steps: Steps, settings: Settings) -> tuple[int, int]:
     return first, min(first + number, steps.num_forwards)
 
 
-def _tally(steps: Steps, requests: int, settings: Settings) -> Tally:
-    entries = steps.expert.size if settings.plans else 0
-    return Tally(
-        by_phase=np.zeros((requests, len(Phase), COLUMNS), np.int64),
-        by_layer=np.zeros((steps.num_layers, L_COLUMNS), np.int64),
-        begin_ns=np.zeros(steps.num_forwards, np.int64),
-        end_ns=np.zeros(steps.num_forwards, np.int64),
-        before=np.zeros(11, np.int64),
-        plans=np.zeros(entries, np.uint8),
-        orders=np.zeros(entries, np.int32),
-    )
-
-
 def _initial(
     composition: Composition,
     capacity: NDArray[np.int64],
@@ -255,130 +222,3 @@ def _initial(
             order = np.argsort(-popularity, kind="stable")
         resident[layer, order[:slots]] = 1
     return resident
-
-
-def _cache(
-    steps: Steps,
-    costs: CostTables,
-    budget: Budget,
-    calibration: Calibration,
-) -> Cache:
-    layers, experts = steps.num_layers, int(steps.num_experts.max())
-    shape = (layers, experts)
-    scratch = 2 * max(experts, layers)  # select_lowest works in one half, partitions in the other
-    return Cache(
-        resident=np.zeros(shape, np.uint8),
-        score=np.zeros(shape),
-        stamp=np.zeros(shape, np.int64),
-        staged=np.zeros(shape, np.uint8),
-        fresh=np.zeros(shape, np.uint8),
-        capacity=np.zeros(layers, np.int64),
-        used=np.zeros(layers, np.int64),
-        total=np.array([0, budget.total_bytes, 0], np.int64),
-        num_experts=steps.num_experts,
-        expert_bytes=costs.expert_bytes,
-        prior=np.ascontiguousarray(calibration.prior),
-        key=np.zeros(scratch),
-        age=np.zeros(scratch, np.int64),
-        item=np.zeros(scratch, np.int64),
-    )
-
-
-def _workload(
-    steps: Steps,
-    request: NDArray[np.int64],
-    costs: CostTables,
-    composition: Composition,
-    persistent: bool,
-) -> Workload:
-    oracle = "future" in composition.needs
-    return Workload(
-        request=request,
-        phase=steps.phase,
-        block=steps.block,
-        denoising_step=steps.step,
-        tokens=steps.tokens,
-        step_offsets=steps.step_offsets,
-        layer=steps.layer,
-        offsets=steps.offsets,
-        expert=steps.expert,
-        count=steps.count,
-        mass=steps.mass,
-        last_token=steps.last_token,
-        next_use=next_use(steps, persistent) if oracle else np.zeros(0, np.int64),
-        scores=steps.scores if steps.scores is not None else np.zeros((1, 0), np.float32),
-        head_ns=costs.head_ns,
-        dense_ns=costs.dense_ns,
-    )
-
-
-def _costs(steps: Steps, costs: CostTables, composition: Composition) -> Costs:
-    overhead = composition.overhead_ns
-    return Costs(
-        layer_class=costs.layer_class,
-        gpu_ns=costs.gpu_ns,
-        cpu_ns=costs.cpu_ns,
-        copy_ns=costs.copy_ns,
-        copy_out_ns=costs.copy_out_ns,
-        act_out_ns=costs.act_out_ns,
-        act_back_ns=costs.act_back_ns,
-        copy_wake_ns=int(costs.copy_wake_ns),
-        cpu_call_ns=int(costs.cpu_call_ns),
-        policy_ns=int(costs.policy_ns if overhead is None else overhead),
-        contention_ppm=int(costs.contention_ppm),
-        top_k=int(steps.top_k),
-    )
-
-
-def _plan(layers: int, experts: int) -> Plan:
-    return Plan(
-        state=np.zeros(experts, np.uint8),
-        place=np.zeros(experts, np.uint8),
-        rank=np.zeros(experts),
-        stays=np.zeros(experts, np.uint8),
-        order=np.zeros(experts, np.int64),
-        evicted=np.zeros(layers * experts, np.int64),
-        index=np.zeros(experts, np.int64),
-        count=np.zeros(8, np.int64),
-    )
-
-
-def _side(steps: Steps, request: NDArray[np.int64], calibration: Calibration, seed: int) -> Side:
-    empty = np.zeros(0, np.int64)
-    return Side(
-        offsets=steps.offsets,
-        expert=steps.expert,
-        step_layer=steps.layer,
-        step_forward=steps.forward,
-        forward_request=request,
-        pred_offsets=steps.pred_offsets if steps.pred_offsets is not None else empty,
-        pred_expert=(
-            steps.pred_expert if steps.pred_expert is not None else np.zeros(0, np.uint16)
-        ),
-        pred_score=steps.pred_score if steps.pred_score is not None else np.zeros(0, np.float32),
-        horizons=int(steps.horizons),
-        store=np.ascontiguousarray(calibration.store),
-        seed=seed,
-    )
-
-
-def _queue(layers: int, experts: int) -> Queue:
-    room = max(64, layers * experts)
-    return Queue(
-        layer=np.zeros(room, np.int64),
-        expert=np.zeros(room, np.int64),
-        kind=np.zeros(room, np.int64),
-        due=np.zeros(room, np.int64),
-        chunks=np.zeros(room, np.int64),
-        span=np.zeros(2, np.int64),
-    )
-
-
-def _log_room(steps: Steps, first: int, last: int) -> int:
-    """Timeline entries that the forwards `first` to `last` will hardly exceed."""
-    if last == first:
-        return 0
-    lo, hi = steps.step_offsets[first], steps.step_offsets[last]
-    active = int(steps.offsets[hi] - steps.offsets[lo])
-    prefetches = 64 * int(hi - lo)
-    return _LOG_ENTRIES_PER_EXPERT * active + 8 * int(hi - lo) + 4 * (last - first) + prefetches

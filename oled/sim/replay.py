@@ -17,21 +17,15 @@ from numba import types
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from oled._jit import bare_njit, inner_njit
+from oled._jit import bare_njit
 from oled.policies import interface
-from oled.policies.decide import decide, decides, fit_capacity
+from oled.policies.admission import fit_capacity
+from oled.policies.decide import decide, decides
 from oled.policies.interface import (
     COPYING,
-    DROPPED,
-    IN_FLIGHT,
-    LANDED,
     N_EVICTED,
-    N_TRANSFERS,
     NOT_STAGED,
-    ON_CPU,
     PREFETCHED,
-    RESIDENT,
-    TRANSFER,
     TRANSFERRED,
     At,
     Cache,
@@ -42,11 +36,10 @@ from oled.policies.interface import (
     Side,
     Step,
 )
-from oled.sim.clock import clear_layer, run_layer, run_layer_serially, run_until
+from oled.sim.clock import run_layer, run_until
 from oled.sim.lanes import (
     GPU,
     IDLE,
-    LATE,
     LINK_ENDED,
     LINK_WHAT,
     LOG_DENSE,
@@ -58,48 +51,13 @@ from oled.sim.lanes import (
     NOW,
     P_CHUNKS,
     POLICY_STALL,
-    USEFUL,
     WASTED,
     Lanes,
     note,
 )
-
-# Columns of Tally.by_phase
-(
-    ACCESSES,
-    HITS,
-    TOKEN_ACCESSES,
-    TOKEN_HITS,
-    BYTES_ACCESSED,
-    BYTES_HIT,
-    ATTAINABLE,
-    SLOTS,
-    TRANSFERS,
-    LATE_MISSES,
-    CPU_MISSES,
-    CPU_RESIDENTS,
-    DROPPED_MISSES,
-    MOVED_BYTES,
-    USEFUL_BYTES,
-    WASTED_BYTES,
-    LATE_BYTES,
-    TRANSFERRED_BEFORE,
-    REUSED,
-    STALL_COPY,
-    STALL_CPU,
-    STALL_POLICY,
-    BUSY_GPU,
-    BUSY_H2D,
-    BUSY_D2H,
-    BUSY_CPU,
-    LAYER_STEPS,
-    FORWARDS,
-    TIME,
-    COLUMNS,
-) = range(30)
-
-# Columns of Tally.by_layer
-L_ACCESSES, L_HITS, L_TRANSFERS, L_CPU, L_SLOTS, L_STEPS, L_TIME, L_COLUMNS = range(8)
+from oled.sim.serial import run_layer_serially
+from oled.sim.staging import clear_layer
+from oled.sim.tally import L_TIME, Tally, book_evicted, book_lanes, count_step, write_plan
 
 
 class Workload(NamedTuple):
@@ -136,16 +94,6 @@ class Start(NamedTuple):
 
     resident: NDArray[np.uint8]  # [L, E]
     capacity: NDArray[np.int64]  # [L]
-
-
-class Tally(NamedTuple):
-    by_phase: NDArray[np.int64]  # [requests, phases, COLUMNS]
-    by_layer: NDArray[np.int64]  # [L, L_COLUMNS]
-    begin_ns: NDArray[np.int64]  # [F]
-    end_ns: NDArray[np.int64]  # [F]
-    before: NDArray[np.int64]  # [11] scratch: what the lanes had done at the last booking
-    plans: NDArray[np.uint8]  # [N] state | place << 2 | stays << 4; [0] if not wanted
-    orders: NDArray[np.int32]  # [N] place in the transfer order, -1 if none; [0] if not wanted
 
 
 @bare_njit
@@ -196,17 +144,6 @@ def clear(memory: NDArray[np.float64]) -> None:
                 memory[i, j, k] = 0.0
 
 
-@inner_njit
-def book_evicted(cache: Cache, plan: Plan, lanes: Lanes) -> None:
-    """An expert fetched ahead that leaves before its first use was fetched in vain."""
-    for j in range(plan.count[N_EVICTED]):
-        layer = plan.evicted[j] // cache.resident.shape[1]
-        expert = plan.evicted[j] % cache.resident.shape[1]
-        if cache.fresh[layer, expert] & PREFETCHED:
-            lanes.moved[WASTED] += cache.expert_bytes[layer]
-            cache.fresh[layer, expert] &= TRANSFERRED
-
-
 @bare_njit
 def fit_capacities(cache: Cache, plan: Plan, lanes: Lanes) -> None:
     """After an allocation: layers whose capacity was cut lose their lowest residents at once."""
@@ -214,96 +151,6 @@ def fit_capacities(cache: Cache, plan: Plan, lanes: Lanes) -> None:
     for layer in range(cache.capacity.size):
         fit_capacity(layer, cache, plan)
     book_evicted(cache, plan, lanes)
-
-
-@bare_njit
-def count_step(
-    step: Step, cache: Cache, plan: Plan, lanes: Lanes, tally: Tally, request: int
-) -> None:
-    """Book a decided layer-step; before the clock runs it."""
-    row = tally.by_phase[request, step.phase]
-    per_layer = tally.by_layer[step.layer]
-    layer, size = step.layer, cache.expert_bytes[step.layer]
-    active = step.expert.size
-    before = 0
-    for expert in range(cache.num_experts[layer]):
-        before += int((cache.fresh[layer, expert] & TRANSFERRED) != 0)
-    row[TRANSFERRED_BEFORE] += before
-    hits, misses_cpu, transfers = 0, 0, 0
-    for i in range(active):
-        expert, state, place = step.expert[i], plan.state[i], plan.place[i]
-        tokens = step.count[i]
-        row[TOKEN_ACCESSES] += tokens
-        if cache.fresh[layer, expert] & TRANSFERRED:
-            row[REUSED] += 1
-        hit = state == RESIDENT or (state == LANDED and place != ON_CPU)
-        if hit:
-            hits += 1
-            row[TOKEN_HITS] += tokens
-            if state == LANDED or cache.fresh[layer, expert] & PREFETCHED:
-                lanes.moved[USEFUL] += size
-                cache.fresh[layer, expert] &= TRANSFERRED
-            if place == ON_CPU:
-                row[CPU_RESIDENTS] += 1
-        elif place == TRANSFER:
-            transfers += 1
-        elif place == ON_CPU:
-            misses_cpu += 1
-        elif place == DROPPED:
-            row[DROPPED_MISSES] += 1
-        elif state == IN_FLIGHT:
-            row[LATE_MISSES] += 1
-            lanes.moved[LATE] += size
-    for expert in range(cache.num_experts[layer]):
-        cache.fresh[layer, expert] &= PREFETCHED
-    for i in range(active):
-        if plan.place[i] == TRANSFER:
-            cache.fresh[layer, step.expert[i]] |= TRANSFERRED
-    book_evicted(cache, plan, lanes)
-    slots = cache.capacity[layer]
-    row[ACCESSES] += active
-    row[HITS] += hits
-    row[BYTES_ACCESSED] += active * size
-    row[BYTES_HIT] += hits * size
-    row[ATTAINABLE] += min(active, slots)
-    row[SLOTS] += slots
-    row[TRANSFERS] += transfers
-    row[CPU_MISSES] += misses_cpu
-    row[LAYER_STEPS] += 1
-    per_layer[L_ACCESSES] += active
-    per_layer[L_HITS] += hits
-    per_layer[L_TRANSFERS] += transfers
-    per_layer[L_CPU] += misses_cpu
-    per_layer[L_SLOTS] += slots
-    per_layer[L_STEPS] += 1
-
-
-@bare_njit
-def write_plan(step: Step, plan: Plan, tally: Tally, first: int) -> None:
-    if tally.plans.size == 0:
-        return
-    for i in range(step.expert.size):
-        tally.plans[first + i] = plan.state[i] | plan.place[i] << 2 | plan.stays[i] << 4
-        tally.orders[first + i] = -1
-    for j in range(plan.count[N_TRANSFERS]):
-        tally.orders[first + plan.order[j]] = j
-
-
-@bare_njit
-def book_lanes(
-    lanes: Lanes, before: NDArray[np.int64], row: NDArray[np.int64], elapsed: int
-) -> None:
-    """Add what the lanes did since `before` (and remember the new state there)."""
-    for j in range(3):
-        row[STALL_COPY + j] += lanes.stall[j] - before[j]
-        before[j] = lanes.stall[j]
-    for j in range(4):
-        row[BUSY_GPU + j] += lanes.busy[j] - before[3 + j]
-        before[3 + j] = lanes.busy[j]
-        row[MOVED_BYTES + j] += lanes.moved[j] - before[7 + j]
-        before[7 + j] = lanes.moved[j]
-    row[FORWARDS] += 1
-    row[TIME] += elapsed
 
 
 @register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]

@@ -22,6 +22,8 @@ class Subject:
     lacks: frozenset[str]  # keys of NEEDS that the trace cannot serve
     memo: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     """Oracles computed already, by configuration: they do not depend on the policy."""
+    batches: dict[int, Subject] = dataclasses.field(default_factory=dict)
+    """The same trace with so many requests in lockstep, once it was asked for."""
 
     @classmethod
     def of(cls, trace: Subject | Trace | str | Path) -> Subject:
@@ -37,7 +39,10 @@ class Subject:
     def batched(self, rows: int) -> Subject:
         if rows == 1:
             return self
-        return dataclasses.replace(self, steps=batch(self.steps, rows), memo={})
+        if rows not in self.batches:
+            steps = batch(self.steps, rows)
+            self.batches[rows] = dataclasses.replace(self, steps=steps, memo={}, batches={})
+        return self.batches[rows]
 
 
 def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:

@@ -8,7 +8,7 @@ from sim.build import one_a_step
 
 from oled.hardware.costs import CostTables
 from oled.policies.composition import load_composition
-from oled.sim import replay as r
+from oled.sim import tally as r
 from oled.sim.prepare import replay_steps
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots

@@ -17,7 +17,8 @@ from oled.policies.composition import Composition
 from oled.policies.interface import ABSENT, ON_CPU, TRANSFER, Admission
 from oled.policies.part import Allocation, Dispatch, Prefetch, Retention
 from oled.policies.retention.lru import Lru
-from oled.sim.prepare import Calibration, Replay, replay_steps
+from oled.sim.calibration import Calibration
+from oled.sim.prepare import Replay, replay_steps
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
 from oled.trace.schema import Phase

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from oled.sim.prepare import Calibration
+from oled.sim.calibration import Calibration
 from oled.trace.schema import Phase
 from oled.trace.steps import Steps
 

@@ -7,7 +7,7 @@ import pytest
 
 from oled.policies.retention.lfu import Lfu
 from oled.sim import lanes as ln
-from oled.sim import replay as r
+from oled.sim import tally as r
 
 from .build import (
     Ask,

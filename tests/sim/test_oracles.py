@@ -9,7 +9,7 @@ import pytest
 
 from oled.hardware.costs import CostTables
 from oled.policies.composition import load_composition
-from oled.sim import replay as r
+from oled.sim import tally as r
 from oled.sim.references import references
 
 from .build import Forward, Machine, make_steps, one_a_step, replay

@@ -25,7 +25,7 @@ from oled.policies.interface import (
 )
 from oled.policies.prefetch.none import NoPrefetch
 from oled.sim import lanes as ln
-from oled.sim import replay as r
+from oled.sim import tally as r
 from oled.sim.prepare import Replay
 from oled.sim.references import references
 

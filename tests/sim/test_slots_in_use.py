@@ -9,7 +9,7 @@ import pytest
 from oled.errors import UserError
 from oled.policies.dispatch.cpu import AllCpu
 from oled.sim import lanes as ln
-from oled.sim import replay as r
+from oled.sim import tally as r
 
 from .build import Ask, Asks, Forward, Machine, compose, entries, make_steps, replay, state_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oled.sim import lanes as ln
-from oled.sim import replay as r
+from oled.sim import tally as r
 
 from .build import (
     Ask,

@@ -1,0 +1,120 @@
+"""What becomes of experts that were fetched ahead: used, joined to the residents, or given back."""
+
+from __future__ import annotations
+
+from oled._jit import bare_njit, inner_njit
+from oled.policies.interface import (
+    FILL,
+    IN_FLIGHT,
+    LANDED,
+    NOT_STAGED,
+    ON_CPU,
+    PREFETCHED,
+    STAGED,
+    STAGED_FILL,
+    TRANSFERRED,
+    Cache,
+    Plan,
+    Rules,
+    Step,
+)
+from oled.sim.lanes import (
+    P_DUE,
+    P_EXPERT,
+    P_KIND,
+    P_LAYER,
+    WASTED,
+    Lanes,
+)
+
+
+@inner_njit
+def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache, rules: Rules) -> None:
+    """An expert fetched ahead has landed: a FILL joins its layer now, one too late is given back.
+
+    What belongs to the layer that is executing (`busy_layer`, -1 if none) waits for its end.
+    """
+    layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]
+    if layer == busy_layer:
+        return
+    if lanes.copying[P_KIND] == FILL:
+        join_residents(lanes, layer, expert, cache, rules)
+    elif lanes.copying[P_DUE] <= routed:
+        give_back(lanes, layer, expert, cache)
+
+
+@inner_njit
+def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
+    """Free a staging slot whose expert was fetched in vain."""
+    cache.staged[layer, expert] = NOT_STAGED
+    cache.total[2] -= 1
+    lanes.moved[WASTED] += cache.expert_bytes[layer]
+
+
+@inner_njit
+def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: Rules) -> None:
+    """Re-label a staging slot: a newcomer takes free room, or replaces the lowest resident of its
+    layer (in global scope too) if it stands above it.
+    """
+    if rules.pooled:
+        full = cache.total[0] + cache.expert_bytes[layer] > cache.total[1]
+    else:
+        full = cache.used[layer] >= cache.capacity[layer]
+    if full:
+        lowest = -1
+        for other in range(cache.num_experts[layer]):
+            if cache.resident[layer, other] != 0 and (
+                lowest < 0
+                or cache.score[layer, other] < cache.score[layer, lowest]
+                or (
+                    cache.score[layer, other] == cache.score[layer, lowest]
+                    and cache.stamp[layer, other] < cache.stamp[layer, lowest]
+                )
+            ):
+                lowest = other
+        above = lowest >= 0 and (
+            cache.score[layer, expert] > cache.score[layer, lowest]
+            or (
+                cache.score[layer, expert] == cache.score[layer, lowest]
+                and cache.stamp[layer, expert] > cache.stamp[layer, lowest]
+            )
+        )
+        if not above:
+            give_back(lanes, layer, expert, cache)
+            return
+        if cache.fresh[layer, lowest] & PREFETCHED:
+            lanes.moved[WASTED] += cache.expert_bytes[layer]
+        cache.fresh[layer, lowest] &= TRANSFERRED
+        cache.resident[layer, lowest] = 0
+        cache.used[layer] -= 1
+        cache.total[0] -= cache.expert_bytes[layer]
+    cache.staged[layer, expert] = NOT_STAGED
+    cache.total[2] -= 1
+    cache.resident[layer, expert] = 1
+    cache.fresh[layer, expert] |= PREFETCHED
+    cache.used[layer] += 1
+    cache.total[0] += cache.expert_bytes[layer]
+
+
+@bare_njit
+def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache, rules: Rules) -> None:
+    """After a layer its staged experts leave staging (used ones are re-labelled), FILLs join.
+
+    One that the step used and that stays is a resident by now; one that does not has done its work.
+    What was fetched for a later layer-step waits for it.
+    """
+    layer = step.layer
+    if cache.total[2] == 0:
+        return
+    for expert in range(cache.num_experts[layer]):
+        if cache.staged[layer, expert] < STAGED:
+            continue
+        i = plan.index[expert]
+        found = i >= 0 and (plan.state[i] == LANDED or plan.state[i] == IN_FLIGHT)
+        if found and plan.place[i] != ON_CPU:
+            cache.staged[layer, expert] = NOT_STAGED
+            cache.total[2] -= 1
+        elif cache.staged[layer, expert] == STAGED_FILL:
+            join_residents(lanes, layer, expert, cache, rules)
+        elif lanes.due[layer, expert] <= step.index:
+            give_back(lanes, layer, expert, cache)
