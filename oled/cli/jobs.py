@@ -21,6 +21,7 @@ Job = Callable[[Values, Path, bool], str]
 if TYPE_CHECKING:
     from oled.record.decode import Autoregressive, BlockDiffusion
     from oled.sim.subject import Subject
+    from oled.trace.synthetic import Synthetic
 
 log = logging.getLogger("oled")
 
@@ -58,14 +59,15 @@ def simulate(values: Values, out: Path, in_sweep: bool) -> str:
     from oled.sim.api import simulate
 
     _say_if_compiling()
-    subject = _subject(values["trace"]["path"])
+    source = _source(values["trace"])
+    subject = _subject(source)
     timeline = values["timeline"]
     result = simulate(
         subject,
         values["policy"],
         hardware=values["hardware"],
         runtime=values["runtime"],
-        calibration=values["calibration"],
+        calibration=_calibration(values, source),
         **values["cache"],
         batch_size=values["workload"]["batch_size"],
         **values["cost"],
@@ -85,11 +87,34 @@ def _say_if_compiling() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _subject(path: str) -> Subject:
+def _subject(source: str | Synthetic) -> Subject:
     """The trace made ready; the jobs of a sweep that run one after the other share it."""
     from oled.sim.subject import Subject
 
-    return Subject.of(path)
+    if isinstance(source, str):
+        return Subject.of(source)
+    log.info("trace %s", source.name)
+    return Subject.of(source.folder())
+
+
+def _source(trace: Values) -> str | Synthetic:
+    """A bundled name, a folder, or the description of a synthetic trace."""
+    from oled.trace.synthetic import Synthetic
+
+    if "geometry" not in trace:
+        return str(trace["path"])
+    return Synthetic(**{key: value for key, value in trace.items() if key != "path"})
+
+
+def _calibration(values: Values, source: str | Synthetic) -> str | Path | None:
+    """The one given; for a synthetic trace other requests of its model, where they are needed."""
+    from oled.policies.composition import load_composition
+
+    given: str | None = values["calibration"]
+    if isinstance(source, str) or given is not None:
+        return given
+    needs = load_composition(values["policy"]).needs
+    return source.calibration().folder() if "calibration" in needs else None
 
 
 def _window(subject: Subject, window: list[int] | None) -> tuple[int, int]:

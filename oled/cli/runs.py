@@ -33,7 +33,7 @@ KEYS = {
   decode.block_length=16 decode.threshold=0.9 decode.mode=free|forced decode.max_new_tokens=128
   out=DIR                      the trace""",
     "simulate": """\
-  trace=NAME|DIR               a bundled trace, or a folder
+  trace=NAME|DIR|synthetic     a bundled trace, a folder, a made-up one (trace.geometry=…)
   policy=NAME|FILE.yaml        and any part of it, as policy.retention.smoothing=0.5
   cache.slots=40|0.25|8GiB     a count, a fraction of all experts' bytes, bytes
   cache.scope=layer|global  cache.staging=8|unbounded  cache.lifecycle=request|persistent

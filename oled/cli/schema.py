@@ -25,6 +25,19 @@ class Trace:
 
 
 @dataclass
+class SyntheticTrace(Trace):
+    geometry: str = MISSING
+    block_length: int = MISSING
+    requests: int = MISSING
+    process: str = MISSING
+    workload: str = MISSING
+    seed: int = MISSING
+    model_seed: int = MISSING
+    horizons: int = MISSING
+    scores: bool = MISSING
+
+
+@dataclass
 class Cache:
     slots: Any = MISSING  # 40 slots, 0.25 of all bytes, 8GiB
     scope: Scope = MISSING
@@ -106,5 +119,6 @@ def register() -> None:
     store = ConfigStore.instance().store
     store(name="simulate_schema", node=Simulate)
     store(name="record_schema", node=Record)
+    store(group="trace", name="synthetic_schema", node=SyntheticTrace)
     store(group="decode", name="block_diffusion_schema", node=BlockDiffusion)
     store(group="decode", name="autoregressive_schema", node=Decode)

@@ -9,12 +9,14 @@ from oled.trace.synthetic.generate import (
     synthetic_trace,
     write_synthetic,
 )
+from oled.trace.synthetic.named import Synthetic
 from oled.trace.synthetic.process import LAYERED, WIDE, Process
 
 __all__ = [
     "LAYERED",
     "WIDE",
     "Process",
+    "Synthetic",
     "Workload",
     "llada2_mini",
     "synthetic",

@@ -1,0 +1,146 @@
+"""`sweep`: workers return rows, the parent writes them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from joblib import Parallel, delayed
+from tqdm import tqdm
+
+from oled import results
+from oled.errors import UserError
+from oled.paths import trace_path
+from oled.sweeps.configuration import DEFAULTS, Configuration, product
+from oled.sweeps.journal import Journal, Row
+from oled.sweeps.workers import Workers
+from oled.trace.reader import open_manifest, trace_hash
+from oled.trace.synthetic import Synthetic
+
+log = logging.getLogger("oled")
+
+Axes = Mapping[str, Any] | Iterable[Mapping[str, Any]]
+
+
+def sweep(
+    axes: Axes,
+    *,
+    base: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    workers: Workers = Workers(),  # noqa: B008 (frozen)
+) -> pd.DataFrame:
+    """Simulate every point of `axes` (see `product`); one row a configuration, failed ones too.
+
+    The keys are those of the command line: {"policy": ["lru", "oled"], "cache.slots": [40, 100]}.
+    With `out` the rows are kept in OUT/results.parquet; `resume` computes only what is missing.
+    """
+    points = product(axes, base)
+    hashes = _trace_hashes(points)
+    digests = {point: point.digest(hashes[point.trace_name]) for point in points}
+    declaration = {"base": _common(points), "traces": hashes}
+    journal = Journal(Path(out), declaration, resume=resume) if out is not None else None
+    rows = dict(journal.done) if journal else {}
+    missing = [point for point in points if digests[point] not in rows]
+    try:
+        for row in _computed(missing, workers, done=len(points) - len(missing)):
+            rows[digests[row[0]]] = {"digest": digests[row[0]], **row[1]}
+            if journal:
+                journal.append(rows[digests[row[0]]])
+    finally:  # whatever stops the sweep, what is done is kept
+        done = [rows[digests[point]] for point in points if digests[point] in rows]
+        table = results.write_table(done, Path(out) / results.TABLE) if out is not None else None
+    return pd.DataFrame(done) if table is None else table
+
+
+def _trace_hashes(points: Iterable[Configuration]) -> dict[str, str]:
+    """By name of the trace; synthetic ones are generated here, before anybody needs them."""
+    hashes: dict[str, str] = {}
+    for point in points:
+        if point.trace_name not in hashes:
+            hashes[point.trace_name] = trace_hash(
+                open_manifest(_folder(point.trace), allow_partial=False)
+            )
+    return hashes
+
+
+def _folder(trace: str | Synthetic) -> Path:
+    if not isinstance(trace, Synthetic):
+        return trace_path(trace)
+    log.info("trace %s", trace.name)
+    return trace.folder()
+
+
+def _common(points: list[Configuration]) -> dict[str, Any]:
+    """The values that all configurations have: the base configuration."""
+    first = points[0]
+    keys = [*DEFAULTS, *dict(first.given)]
+    rest = [dict(point.given) for point in points]
+    return {
+        key: dict(first.given).get(key, DEFAULTS.get(key))
+        for key in keys
+        if len({str(given.get(key, DEFAULTS.get(key))) for given in rest}) == 1
+    }
+
+
+def _computed(
+    points: list[Configuration], workers: Workers, *, done: int
+) -> Iterator[tuple[Configuration, Row]]:
+    """Rows as they come; configurations that share their references are computed together."""
+    groups: dict[Any, list[Configuration]] = {}
+    for point in points:
+        groups.setdefault(point.without_policy(), []).append(point)
+    with (
+        tqdm(total=done + len(points), initial=done, unit="run", disable=None) as bar,
+        workers.ready(),
+    ):
+        how = "generator_unordered" if workers.streams else "list"
+        for group in Parallel(return_as=how)(delayed(simulate_all)(g) for g in groups.values()):
+            bar.update(len(group))
+            yield from group
+
+
+def simulate_all(points: list[Configuration]) -> list[tuple[Configuration, Row]]:
+    """Runs in a worker: the rows of configurations that differ in their policies only."""
+    return [(point, _row(point)) for point in points]
+
+
+def _row(point: Configuration) -> Row:
+    row = {"overrides": point.overrides, **point.columns()}
+    try:
+        return row | {"error": None} | _metrics(point)
+    except UserError as error:
+        return row | {"error": str(error)}
+    except Exception as error:
+        log.exception("%s failed", point.overrides)
+        return row | {"error": f"{type(error).__name__}: {error}"}
+
+
+def _metrics(point: Configuration) -> Row:
+    from oled.sim.api import simulate
+
+    composition, calibration = point.composition(), point.value("calibration")
+    trace = point.trace
+    if calibration is None and isinstance(trace, Synthetic) and "calibration" in composition.needs:
+        calibration = _subject(trace.calibration())
+    result = simulate(
+        _subject(trace),
+        composition,
+        hardware=point.hardware(),
+        runtime=point.runtime(),
+        calibration=calibration,
+        **point.settings(),
+    )
+    return results.flatten(result.metrics)
+
+
+@functools.lru_cache(maxsize=3)
+def _subject(trace: str | Synthetic) -> Any:
+    """The trace made ready, once a worker."""
+    from oled.sim.subject import Subject
+
+    return Subject.of(trace.folder() if isinstance(trace, Synthetic) else trace)
