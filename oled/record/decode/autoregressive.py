@@ -79,7 +79,11 @@ class Autoregressive:
                     share.confidence[-1], share.accepted[-1] = confidence[index], True
                     row.write(np.array([stop]), choice[index : index + 1])
                     produced = row.deliver(self.eos_ids)
-                    share = replace(share, produced=produced if phase is Phase.DECODE else 0)
+                    share = replace(
+                        share,
+                        written=row.written(np.array([stop])),
+                        produced=produced if phase is Phase.DECODE else 0,
+                    )
                 shares.append(share)
             yield Pass(phase, tokens.size, tuple(shares))
             rows = batch.keep_unfinished(rows)

@@ -45,6 +45,7 @@ class Share:
     context_length: int  # own tokens in the cache before the pass
     confidence: Confidence
     accepted: Flags  # in this pass
+    written: tuple[tuple[int, int], ...] = ()  # position and token of what the pass decided
     produced: int = 0
     block: int = -1
     step: int = -1
@@ -98,6 +99,10 @@ class Row:
         """Open these positions."""
         self.tokens[positions] = choice if self.script is None else self.script[positions]
         self.open[positions] = True
+
+    def written(self, positions: Ids) -> tuple[tuple[int, int], ...]:
+        """Positions with the tokens that now stand there."""
+        return tuple((int(position), int(self.tokens[position])) for position in positions)
 
     def deliver(self, eos_ids: Sequence[int]) -> int:
         """How many tokens became final, in order, since the last call.

@@ -178,8 +178,14 @@ class _Loop:
 
     def _open(self, row: Row, share: Share, choice: Ids) -> Share:
         accepted = self._accept(~row.open[share.positions], share.confidence)
-        row.write(share.positions[accepted], choice[accepted])
-        return replace(share, accepted=accepted, produced=row.deliver(self.eos_ids))
+        opened = share.positions[accepted]
+        row.write(opened, choice[accepted])
+        return replace(
+            share,
+            accepted=accepted,
+            written=row.written(opened),
+            produced=row.deliver(self.eos_ids),
+        )
 
     def _accept(self, masked: Flags, confidence: Confidence) -> Flags:
         """Which masked positions [L] to open, the most confident first; at least one."""

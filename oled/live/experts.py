@@ -1,0 +1,133 @@
+"""A transformers model's experts, moved into the host store; the model keeps views of them.
+
+Letters: E experts of a layer, I width, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from oled.errors import UserError
+from oled.live.kernels import CLAMPED_SWIGLU, SILU, ExpertForm, combine, compute, group_pairs
+from oled.live.store import HostStore
+from oled.record.modules import MoeLayer
+
+_TOLERANCE = 1e-4  # of the largest output; both sides sum in fp32, in different orders
+
+
+def form_of_experts(entry: MoeLayer) -> ExpertForm:
+    """How the experts of a layer are laid out; what is not known is refused by name.
+
+    That the gate is what it looks like is checked by arithmetic when the experts are taken.
+    """
+    experts: Any = entry.experts
+    kind = type(experts).__name__
+    down = experts.get_parameter("down_proj")
+    if down.dtype is not torch.float32:
+        raise UserError(f"{entry.name} is in {down.dtype}: live runs compute in float32")
+    if not experts.has_gate or experts.has_post_expert_norm:
+        raise UserError(f"{entry.name}: {kind} has no gate, or a norm behind it; not known here")
+    hidden, width = down.shape[1:]
+    if experts.is_transposed:
+        hidden, width = width, hidden
+    clamped = experts.has_bias and not experts.is_concatenated
+    return ExpertForm(
+        hidden=hidden,
+        width=width,
+        interleaved=not experts.is_concatenated,
+        biased=experts.has_bias,
+        activation=CLAMPED_SWIGLU if clamped else SILU,
+        alpha=float(experts.alpha) if clamped else 0.0,
+        limit=float(experts.limit) if clamped else 0.0,
+    )
+
+
+def common_form(layers: Sequence[MoeLayer]) -> ExpertForm:
+    """The form of all layers' experts, which must be one."""
+    forms = [form_of_experts(entry) for entry in layers]
+    for entry, form in zip(layers, forms, strict=True):
+        if form != forms[0]:
+            raise UserError(f"{entry.name} has experts of another form than {layers[0].name}")
+    return forms[0]
+
+
+@torch.no_grad()
+def take_experts(layers: Sequence[MoeLayer]) -> HostStore:
+    """Move all experts into a host store, a layer at a time; the modules get views of it."""
+    form = common_form(layers)
+    store = HostStore.empty(form, np.array([entry.num_experts for entry in layers], np.int64))
+    for index, entry in enumerate(layers):
+        rows = torch.from_numpy(store.rows(index))
+        expected = _probe(entry)
+        for name, view in _views(rows, entry.experts, form).items():
+            view.copy_(entry.experts.get_parameter(name))
+            setattr(entry.experts, name, nn.Parameter(view, requires_grad=False))
+        _verify(entry, store, index, expected)
+    return store
+
+
+def _views(rows: Tensor, experts: Any, form: ExpertForm) -> dict[str, Tensor]:
+    """The module's parameters as they lie in `rows` [E, S]."""
+    hidden, width = form.hidden, form.width
+    down = 2 * width * hidden
+    bias = down + hidden * width
+    views = {
+        "gate_up_proj": rows[:, :down].view(-1, 2 * width, hidden),
+        "down_proj": rows[:, down:bias].view(-1, hidden, width),
+    }
+    if experts.is_transposed:
+        views = {name: view.transpose(1, 2) for name, view in views.items()}
+    if form.biased:
+        views["gate_up_proj_bias"] = rows[:, bias : bias + 2 * width]
+        views["down_proj_bias"] = rows[:, bias + 2 * width :]
+    return views
+
+
+def _probe_inputs(entry: MoeLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """Two tokens, each through the first and the last expert."""
+    hidden = form_of_experts(entry).hidden
+    x = torch.randn(2, hidden, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[0, entry.num_experts - 1]] * 2)
+    return x, ids, torch.tensor([[0.75, 0.25], [0.5, 1.5]])
+
+
+def _probe(entry: MoeLayer) -> Tensor:
+    output: Tensor = entry.plain_forward()(entry.experts, *_probe_inputs(entry))
+    return output
+
+
+def _verify(entry: MoeLayer, store: HostStore, index: int, expected: Tensor) -> None:
+    """Our arithmetic on the store must be the module's own."""
+    x, ids, weights = _probe_inputs(entry)
+    positions = np.full(entry.num_experts, -1, np.int64)
+    active = np.unique(ids.numpy())
+    positions[active] = np.arange(len(active))
+    starts, pairs = np.zeros(len(active) + 1, np.int64), np.zeros(ids.numel(), np.int64)
+    group_pairs(ids.reshape(-1).numpy().astype(np.int32), positions, starts, pairs)
+    y = np.zeros((ids.numel(), store.form.hidden), np.float32)
+    out = np.zeros((len(x), store.form.hidden), np.float32)
+    compute(
+        store.rows(index),
+        active,
+        np.arange(len(active)),
+        starts,
+        pairs,
+        ids.shape[1],
+        x.numpy(),
+        weights.reshape(-1).numpy(),
+        y,
+        np.zeros(store.form.width, np.float32),
+        store.form,
+    )
+    combine(y, ids.shape[1], out)
+    worst = float((expected - torch.from_numpy(out)).abs().max())
+    if not worst <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+        raise UserError(
+            f"{entry.name}: {type(entry.experts).__name__} computes something else than the gated "
+            f"layer that its parameters look like (off by {worst:.2g}); not known here"
+        )

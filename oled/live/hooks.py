@@ -1,0 +1,90 @@
+"""The executor in place of a model's experts: transformers dispatches to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from oled.errors import UserError
+from oled.live.executor import Executor
+from oled.live.steplog import StepLog
+from oled.policies.interface import At
+from oled.record.decode import Pass
+from oled.record.modules import MoeLayer
+
+
+class Offloaded:
+    """A context in which the model's routed experts are computed by `executor`.
+
+    `announce` must be called with each pass before it runs and `finish` after it.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, layers: Sequence[MoeLayer], executor: Executor, log: StepLog
+    ) -> None:
+        for entry in layers:
+            entry.plain_forward()  # refuses what does not go through the dispatcher
+        self.executor = executor
+        self.log = log
+        self._model = model
+        self._rows: dict[nn.Module, int] = {entry.experts: i for i, entry in enumerate(layers)}
+        self._next = 0
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Self:
+        name = f"oled_live_{id(self):x}"
+        with ExitStack() as undo:
+            undo.enter_context(self.executor)
+            ALL_EXPERTS_FUNCTIONS[name] = self._on_experts
+            undo.callback(ALL_EXPERTS_FUNCTIONS.pop, name)
+            before = self._model.get_experts_implementation()
+            undo.callback(self._model.set_experts_implementation, before)
+            self._model.set_experts_implementation(name)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._undo.close()
+
+    def announce(self, coming: Pass) -> None:
+        """A pass is about to run: slots are allocated for it."""
+        first = self.log.begin_forward(coming)
+        share = coming.shares[0]
+        if first:
+            self.executor.begin_request()
+        at = At(self.log.forward, int(coming.phase), share.block, share.step, int(first))
+        self.executor.begin_forward(at)
+        self._next = 0
+
+    def finish(self, done: Pass) -> None:
+        if self._next != len(self._rows):
+            raise UserError(f"{self._next} of {len(self._rows)} layers with experts have run")
+        self.log.end_forward(done)
+
+    def _on_experts(
+        self, module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor, **_: Any
+    ) -> Tensor:
+        """What the dispatcher calls. hidden [T, H], ids and weights [T, k] -> [T, H]."""
+        layer = self._rows[module]
+        if layer != self._next:
+            raise UserError(f"MoE layer {layer} ran where layer {self._next} was expected")
+        self._next += 1
+        x = np.ascontiguousarray(hidden.detach().numpy())
+        routed = ids.detach().numpy().astype(np.int32)
+        applied = np.ascontiguousarray(weights.detach().float().numpy())
+        step = self.log.step(layer, routed, applied)
+        self.executor.backend.catch_up()
+        return torch.from_numpy(self.executor.run(step, routed, applied, x)).to(hidden.dtype)

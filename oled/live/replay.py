@@ -1,0 +1,178 @@
+"""The routing of a trace run live: random or real weights, random inputs, every layer-step real.
+
+Dense parts and heads take their nominal time and compute nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.errors import UserError
+from oled.hardware import CostTables
+from oled.live.backends.emulated import Emulated
+from oled.live.decider import Decider, PlanLog, refuse_unsupported
+from oled.live.executor import Executor, device_slots
+from oled.live.kernels import SILU, ExpertForm, Floats
+from oled.live.store import HostStore, Preflight, free_host_memory
+from oled.policies.composition import Composition
+from oled.policies.interface import At
+from oled.sim.calibration import Calibration
+from oled.sim.prepare import assemble
+from oled.sim.replay import step_of
+from oled.sim.settings import Settings
+from oled.sim.slots import Budget
+from oled.trace import Trace
+from oled.trace.schema import Geometry
+from oled.trace.steps import Steps, build_steps, rows_of_steps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """A trace's routing token by token, beside its steps. S layer-steps."""
+
+    steps: Steps
+    ids: tuple[NDArray[np.int32], ...]  # [S] of [T, k]
+    weights: tuple[Floats, ...]  # [S] of [T, k]
+
+    @classmethod
+    def of(cls, trace: Trace, first: int, forwards: int) -> Routing:
+        """`forwards` forwards from `first` on, in replay order."""
+        steps = build_steps(trace)
+        order = np.argsort(trace.forwards.request, kind="stable")
+        begin, end, *_ = rows_of_steps(trace, order)
+        window = cut(steps, first, forwards)
+        lo = int(steps.step_offsets[first])
+        which = range(lo, lo + window.num_steps)
+        table = trace.routing
+        ids = [table.expert_ids[begin[s] : end[s]].astype(np.int32) for s in which]
+        weights = [np.ascontiguousarray(table.weights[begin[s] : end[s]]) for s in which]
+        return cls(window, tuple(ids), tuple(weights))
+
+
+def cut(steps: Steps, first: int, forwards: int) -> Steps:
+    """The steps of a window of forwards, numbered from 0; without predictions."""
+    last = min(first + forwards, steps.num_forwards)
+    if not 0 <= first < last:
+        raise UserError(
+            f"forwards {first} to {first + forwards - 1}: the trace has {steps.num_forwards}"
+        )
+    step_lo, step_hi = int(steps.step_offsets[first]), int(steps.step_offsets[last])
+    lo, hi = int(steps.offsets[step_lo]), int(steps.offsets[step_hi])
+    return Steps(
+        request=steps.request[first:last],
+        phase=steps.phase[first:last],
+        block=steps.block[first:last],
+        step=steps.step[first:last],
+        tokens=steps.tokens[first:last],
+        context=steps.context[first:last],
+        accepted=steps.accepted[first:last],
+        produced=steps.produced[first:last],
+        source=steps.source[first:last],
+        step_offsets=steps.step_offsets[first : last + 1] - step_lo,
+        forward=steps.forward[step_lo:step_hi] - first,
+        layer=steps.layer[step_lo:step_hi],
+        offsets=steps.offsets[step_lo : step_hi + 1] - lo,
+        expert=steps.expert[lo:hi],
+        count=steps.count[lo:hi],
+        mass=steps.mass[lo:hi],
+        last_token=steps.last_token[lo:hi],
+        num_experts=steps.num_experts,
+        expert_bytes=steps.expert_bytes,
+        top_k=steps.top_k,
+        scores=None if steps.scores is None else steps.scores[step_lo:step_hi],
+    )
+
+
+def form_of(geometry: Geometry) -> ExpertForm:
+    """The experts of a geometry as gated layers without biases."""
+    if geometry.hidden_size is None or geometry.moe_intermediate_size is None:
+        raise UserError("the trace does not say how wide its experts are: they can not be built")
+    return ExpertForm(
+        geometry.hidden_size, geometry.moe_intermediate_size, False, False, SILU, 0.0, 0.0
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveReplay:
+    """What one live replay gave. F forwards, S layer-steps."""
+
+    plans: PlanLog
+    outputs: tuple[bytes, ...]  # [S] digest of each layer-step's outputs
+    begin_ns: NDArray[np.int64]  # [F] actual
+    end_ns: NDArray[np.int64]  # [F]
+    late_ns: NDArray[np.int64]  # [F] worst lateness of any lane against its own deadlines
+    decide_ns: int  # wall time of deciding, all forwards
+    entries: NDArray[np.int64]  # timeline, as in oled.sim.timeline.Timeline
+
+
+def live_replay(
+    routing: Routing,
+    store: HostStore,
+    costs: CostTables,
+    composition: Composition,
+    budget: Budget,
+    settings: Settings,
+    calibration: Calibration | None = None,
+    *,
+    paced: bool = True,
+    inputs: Sequence[Floats] | None = None,
+) -> LiveReplay:
+    """Run `routing` on the emulated backend; `inputs` f32[T, H] by layer-step, else random."""
+    refuse_unsupported(composition, settings)
+    steps = routing.steps
+    ready = assemble(steps, costs, composition, budget, settings, calibration)
+    slots = device_slots(
+        ready.start.capacity,
+        budget.total_bytes if ready.rules.pooled else 0,
+        costs.expert_bytes,
+        settings.staging_slots,
+    )
+    Preflight(0, 0, slots * store.form.size * 4, 0, free_host_memory(), None).check()
+    backend = Emulated(store, slots, ready.costs, paced=paced)
+    executor = Executor(store, slots, Decider(ready), backend)
+    bank = np.random.default_rng(settings.seed).standard_normal(
+        (int(steps.tokens.max()) + 64, store.form.hidden), dtype=np.float32
+    )
+    outputs: list[bytes] = []
+    times = np.zeros((3, steps.num_forwards), np.int64)
+    work, request = ready.work, -1
+    with executor:
+        for forward in range(steps.num_forwards):
+            first = work.request[forward] != request
+            if first and (request < 0 or settings.lifecycle == "request"):
+                executor.begin_request()
+            request = work.request[forward]
+            times[0, forward] = backend.now
+            executor.begin_forward(
+                At(
+                    forward,
+                    work.phase[forward],
+                    work.block[forward],
+                    work.denoising_step[forward],
+                    int(first),
+                )
+            )
+            for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
+                ids, at = routing.ids[index], index % 64
+                x = bank[at : at + len(ids)] if inputs is None else inputs[index]
+                step = step_of(work, index, forward)
+                dense_ns = int(work.dense_ns[forward])
+                out = executor.run(step, ids, routing.weights[index], x, dense_ns)
+                outputs.append(hashlib.blake2b(out.tobytes(), digest_size=8).digest())
+            backend.host(int(work.head_ns[forward]))
+            times[1, forward] = backend.now
+            times[2, forward] = backend.take_lateness()
+    return LiveReplay(
+        plans=executor.decider.log(),
+        outputs=tuple(outputs),
+        begin_ns=times[0],
+        end_ns=times[1],
+        late_ns=times[2],
+        decide_ns=executor.decide_ns,
+        entries=np.array(backend.entries, np.int64).reshape(-1, 6),
+    )

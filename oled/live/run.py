@@ -1,0 +1,221 @@
+"""Decode prompts with a model whose experts are offloaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from oled.errors import UserError
+from oled.hardware import CostTables, Profile, Runtime, build_costs
+from oled.live.backends.emulated import Emulated
+from oled.live.decider import Decider, PlanLog, refuse_unsupported
+from oled.live.executor import Executor, device_slots
+from oled.live.experts import common_form, take_experts
+from oled.live.hooks import Offloaded
+from oled.live.steplog import StepLog
+from oled.live.store import Preflight, free_host_memory
+from oled.models.catalogue import ModelGeometry
+from oled.policies.composition import Composition
+from oled.policies.part import NEEDS
+from oled.record.decode import Autoregressive, BlockDiffusion, Pass
+from oled.record.loading import LoadedModel
+from oled.record.modules import geometry_of, moe_layers
+from oled.record.prompts import Prompt, tokenize
+from oled.sim import metrics
+from oled.sim.calibration import Calibration
+from oled.sim.prepare import assemble, replay_steps
+from oled.sim.settings import Settings
+from oled.sim.slots import Budget, parse_slots
+from oled.trace.schema import Geometry, Phase
+from oled.trace.steps import Steps
+
+_KNOWN_LATER = frozenset({"scores", "predictions", "future"})
+"""What a live decoding does not gather, or cannot know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What jobs cost where time is kept."""
+
+    profile: Profile
+    runtime: Runtime
+    geometry: ModelGeometry | None = None  # cost.geometry
+    paced: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveRun:
+    """What decoding gave."""
+
+    texts: tuple[str, ...]
+    passes: tuple[Pass, ...]
+    steps: Steps  # its routing, as the simulator replays it
+    plans: PlanLog
+    budget: Budget
+    costs: CostTables
+    forward_ns: NDArray[np.int64]  # [F] wall
+    decide_ns: int  # wall, of all forwards
+    preflight: Preflight
+    entries: NDArray[np.int64]  # timeline
+    layers: tuple[int, ...]  # absolute ids
+    rates: dict[str, float | int | None]  # hit_rate, transfers, ... as in metrics.json
+
+    @property
+    def tpot_ns(self) -> float | None:
+        rows = {int(request): 1 for request in np.unique(self.steps.request)}
+        return metrics.tpot_ns(self.forward_ns, self.steps, rows)
+
+
+def empty_steps(geometry: Geometry) -> Steps:
+    """A trace of this geometry with no forwards: what is known before decoding."""
+    none = np.zeros(0, np.int64)
+    return Steps(
+        request=none,
+        phase=none,
+        block=none,
+        step=none,
+        tokens=none,
+        context=none,
+        accepted=none,
+        produced=none,
+        source=none,
+        step_offsets=np.zeros(1, np.int64),
+        forward=none,
+        layer=none,
+        offsets=np.zeros(1, np.int64),
+        expert=np.zeros(0, np.uint16),
+        count=np.zeros(0, np.int32),
+        mass=np.zeros((0, 4), np.float32),
+        last_token=np.zeros(0, np.int32),
+        num_experts=np.array(geometry.experts_per_layer, np.int64),
+        expert_bytes=np.array(geometry.expert_bytes, np.int64),
+        top_k=geometry.top_k,
+    )
+
+
+def live_run(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    decode: BlockDiffusion | Autoregressive,
+    composition: Composition,
+    settings: Settings,
+    machine: Machine,
+    calibration: Calibration | None = None,
+) -> LiveRun:
+    """Decode the prompts, one after the other, under a policy; on the emulated backend.
+
+    The model's experts move into the host store and stay there as its parameters.
+    """
+    refuse_unsupported(composition, settings)
+    missing = composition.needs & _KNOWN_LATER
+    if calibration is None:
+        missing |= composition.needs & {"calibration"}
+    if missing:
+        raise UserError(
+            f"policy '{composition.name}' needs {', '.join(NEEDS[n] for n in sorted(missing))}; "
+            f"a live run has none"
+        )
+    layers = moe_layers(loaded.model)
+    form = common_form(layers)
+    geometry = geometry_of(loaded.model, torch.float32)
+    known = empty_steps(geometry)
+    decoding = decode.resolve(loaded.model, loaded.tokenizer)
+    requests = tokenize(prompts, loaded.tokenizer)
+    most = max(len(request.prompt) for request in requests) + decoding.max_new_tokens
+    costs = _costs(geometry, known, most, machine)
+    budget = parse_slots(settings.slots, settings.scope, known.num_experts, costs.expert_bytes)
+    ready = assemble(known, costs, composition, budget, settings, calibration)
+    pooled_bytes = budget.total_bytes if ready.rules.pooled else 0
+    slots = device_slots(
+        ready.start.capacity, pooled_bytes, costs.expert_bytes, settings.staging_slots
+    )
+    row = form.size * 4
+    preflight = Preflight(
+        store=int(known.num_experts.sum()) * row,
+        pinned=0,
+        device=slots * row,
+        building=int(known.num_experts.max()) * row,
+        host_free=free_host_memory(),
+        device_free=None,
+    )
+    preflight.check()
+    backend = Emulated(take_experts(layers), slots, ready.costs, paced=machine.paced)
+    executor = Executor(backend.store, slots, Decider(ready), backend)
+    log = StepLog(known.num_experts, known.top_k)
+    passes: list[Pass] = []
+    times: list[int] = []
+    texts = []
+    with Offloaded(loaded.model, layers, executor, log) as live:
+        for request in tqdm(requests, unit="prompt", disable=None):
+            before, first = time.perf_counter_ns(), len(passes)
+            for done in decoding.decode(loaded.model, [request], live.announce):
+                live.finish(done)
+                passes.append(done)
+                times.append(time.perf_counter_ns() - before)
+                before = time.perf_counter_ns()
+            tokens = output_tokens(passes[first:])
+            texts.append(loaded.tokenizer.decode(tokens, skip_special_tokens=True))
+    return LiveRun(
+        texts=tuple(texts),
+        passes=tuple(passes),
+        steps=log.steps(known.expert_bytes),
+        plans=executor.decider.log(),
+        budget=budget,
+        costs=costs,
+        forward_ns=np.array(times, np.int64),
+        decide_ns=executor.decide_ns,
+        preflight=preflight,
+        entries=np.array(backend.entries, np.int64).reshape(-1, 6),
+        layers=geometry.moe_layers,
+        rates=metrics.count_metrics(executor.decider.tally.by_phase),
+    )
+
+
+def output_tokens(passes: Sequence[Pass]) -> list[int]:
+    """What one prompt's passes delivered, in order, up to and including the end token."""
+    written: dict[int, int] = {}
+    delivered = 0
+    for done in passes:
+        written |= dict(done.shares[0].written)
+        delivered += done.shares[0].produced
+    if passes[0].phase is Phase.PREFILL and passes[0].shares[0].written:
+        delivered += 1  # the token that a prefill decides is not `produced`
+    return [written[position] for position in sorted(written)][:delivered]
+
+
+def _costs(geometry: Geometry, known: Steps, most_tokens: int, machine: Machine) -> CostTables:
+    return build_costs(
+        geometry,
+        known.tokens,
+        known.context,
+        most_tokens,
+        machine.profile,
+        machine.runtime,
+        machine.geometry,
+    )
+
+
+def decisions_agree(
+    run: LiveRun,
+    composition: Composition,
+    settings: Settings,
+    calibration: Calibration | None = None,
+) -> bool:
+    """Whether the simulator decides the same on the routing that the run made."""
+    costs = replace(
+        run.costs,
+        head_ns=np.zeros(run.steps.num_forwards, np.int64),
+        dense_ns=np.zeros(run.steps.num_forwards, np.int64),
+    )
+    simulated = replay_steps(
+        run.steps, costs, composition, run.budget, replace(settings, plans=True), calibration
+    ).tally
+    return np.array_equal(simulated.plans, run.plans.plans) and np.array_equal(
+        simulated.orders, run.plans.orders
+    )

@@ -1,0 +1,142 @@
+"""The layer-steps of a live decoding, made as the trace makes them and kept for the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.errors import UserError
+from oled.live.kernels import Floats
+from oled.policies.interface import Step
+from oled.record.decode import Pass
+from oled.trace.kernels import aggregate
+from oled.trace.steps import Steps
+
+_NO_FUTURE = np.zeros(0, np.int64)
+_NO_SCORES = np.zeros(0, np.float32)
+
+
+class StepLog:
+    """Builds one `Step` after the other, with the recorder's own code.
+
+    A token's confidence is that of its position in the forward before: a policy that decides while
+    a forward runs cannot know the forward's own. Where there is none yet it counts as 1.
+    """
+
+    def __init__(self, num_experts: NDArray[np.int64], top_k: int) -> None:
+        self.num_experts = num_experts
+        self._top_k = top_k
+        self._passes: list[Pass] = []
+        self._steps: list[Step] = []
+        self._first_steps: list[int] = []
+        self._confidence = np.zeros(0, np.float32)
+
+    @property
+    def forward(self) -> int:
+        """Number of the forward that is running."""
+        return len(self._passes) - 1
+
+    def begin_forward(self, coming: Pass) -> bool:
+        """Note the pass that is about to run; True for the first of its request."""
+        if len(coming.shares) != 1:
+            raise UserError("a live run decodes one prompt at a time: batch_size=1")
+        share = coming.shares[0]
+        first = not self._passes or self._passes[-1].shares[0].request != share.request
+        if first:
+            self._confidence = np.zeros(0, np.float32)
+        self._passes.append(coming)
+        self._first_steps.append(len(self._steps))
+        room = int(share.positions[-1]) + 1 - self._confidence.size
+        if room > 0:
+            unknown = np.full(room, np.nan, np.float32)
+            self._confidence = np.concatenate([self._confidence, unknown])
+        return first
+
+    def end_forward(self, done: Pass) -> None:
+        """Learn what the pass said of its tokens."""
+        self._passes[-1] = done
+        share = done.shares[0]
+        self._confidence[share.positions] = share.confidence
+
+    def step(self, layer: int, ids: NDArray[np.int32], weights: Floats) -> Step:
+        """The layer-step that ids i32[T, k] and weights f32[T, k] make."""
+        running = self._passes[-1]
+        share = running.shares[0]
+        tokens = len(ids)
+        room = min(ids.size, int(self.num_experts[layer]))
+        expert, count = np.empty(room, np.uint16), np.empty(room, np.int32)
+        mass, last_token = np.empty((room, 4), np.float32), np.empty(room, np.int32)
+        offsets = np.zeros(2, np.int64)
+        row, slot = aggregate(
+            np.zeros(1, np.int64),
+            np.array([tokens]),
+            np.zeros(1, np.int64),
+            np.array([layer]),
+            np.arange(tokens, dtype=np.uint16),
+            ids.astype(np.uint16),
+            weights,
+            True,
+            np.array([0, tokens]),
+            share.state,
+            self._confidence[share.positions],
+            self.num_experts,
+            0,
+            offsets,
+            expert,
+            count,
+            mass,
+            last_token,
+        )
+        if row >= 0:
+            raise UserError(f"token {row}, slot {slot}: layer {layer} routed an impossible expert")
+        active = int(offsets[1])
+        step = Step(
+            len(self._steps),
+            self.forward,
+            layer,
+            int(running.phase),
+            share.block,
+            share.step,
+            tokens,
+            len(self._steps) + 1,
+            expert[:active],
+            count[:active],
+            mass[:active],
+            last_token[:active],
+            _NO_FUTURE,
+            _NO_SCORES,
+        )
+        self._steps.append(step)
+        return step
+
+    def steps(self, expert_bytes: NDArray[np.int64]) -> Steps:
+        """Everything so far as the simulator replays it."""
+        shares = [done.shares[0] for done in self._passes]
+
+        def column(values: list[int]) -> NDArray[np.int64]:
+            return np.array(values, np.int64)
+
+        return Steps(
+            request=column([share.request for share in shares]),
+            phase=column([int(done.phase) for done in self._passes]),
+            block=column([share.block for share in shares]),
+            step=column([share.step for share in shares]),
+            tokens=column([len(share.positions) for share in shares]),
+            context=column([share.context_length for share in shares]),
+            accepted=column([int(share.accepted.sum()) for share in shares]),
+            produced=column([share.produced for share in shares]),
+            source=np.arange(len(shares)),
+            step_offsets=column([*self._first_steps, len(self._steps)]),
+            forward=column([step.forward for step in self._steps]),
+            layer=column([step.layer for step in self._steps]),
+            offsets=np.cumsum(column([0, *(step.expert.size for step in self._steps)])),
+            expert=np.concatenate([np.zeros(0, np.uint16), *(s.expert for s in self._steps)]),
+            count=np.concatenate([np.zeros(0, np.int32), *(s.count for s in self._steps)]),
+            mass=np.concatenate([np.zeros((0, 4), np.float32), *(s.mass for s in self._steps)]),
+            last_token=np.concatenate(
+                [np.zeros(0, np.int32), *(s.last_token for s in self._steps)]
+            ),
+            num_experts=self.num_experts,
+            expert_bytes=expert_bytes,
+            top_k=self._top_k,
+        )
