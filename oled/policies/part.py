@@ -27,6 +27,12 @@ NEEDS = {
     "future": "the routing to come (an oracle)",
 }
 """What a part may need of a trace, in words."""
+INSTEAD = {
+    "order": "policy=static_popularity, with a calibration trace, does without",
+    "weights": "policies such as lru do without",
+    "confidence": "policy=gate_sum goes by gate weights alone",
+}
+"""What to do where a trace has none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

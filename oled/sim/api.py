@@ -16,7 +16,7 @@ from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs, load_profile, load_runtime
 from oled.models.catalogue import model_geometry
 from oled.policies.composition import Composition, load_composition
-from oled.policies.part import NEEDS
+from oled.policies.part import INSTEAD, NEEDS
 from oled.sim import metrics as m
 from oled.sim.calibration import Calibration
 from oled.sim.prepare import replay_steps
@@ -105,9 +105,11 @@ def simulate(
 def _refuse_what_is_missing(subject: Subject, composition: Composition) -> None:
     missing = sorted(composition.needs & subject.lacks)
     if missing:
+        # the remedy of one lack helps only where the lacks named before it in INSTEAD are none
+        hint = next((f": {INSTEAD[need]}" for need in INSTEAD if need in missing), "")
         raise UserError(
             f"policy '{composition.name}' needs {', '.join(NEEDS[n] for n in missing)}; "
-            f"trace '{subject.name}' has none"
+            f"trace '{subject.name}' has none{hint}"
         )
 
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small import diffusion, geometry, manifest, write
 
+from oled.errors import UserError
+from oled.policies.composition import load_composition
+from oled.sim.api import simulate
+from oled.sim.subject import Subject
 from oled.trace import (
     ConfidenceKind,
     Kept,
@@ -224,3 +229,38 @@ def test_unknown_formats_and_files_are_named(tmp_path: Path) -> None:
     for name in IMPORTERS:
         with pytest.raises(TraceError, match="no such file"):
             read_source(name, tmp_path / "nothing")
+
+
+# --- policies that need what is lacking -----------------------------------------------------------
+
+
+def made(tmp_path: Path, **changes: Any) -> Path:
+    about = manifest(geometry(), **changes)
+    return write(tmp_path / "t", about, diffusion(geometry()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "policy", "message"),
+    [
+        ({"lacks": ("confidence",)}, "oled_priority", r"needs token confidence; .*policy=gate_sum"),
+        ({"lacks": ("confidence",)}, "oled", "policy 'oled' needs token confidence"),
+        ({"lacks": ("confidence",)}, "gate_sum", None),
+        ({"ordered": False}, "lru", "policy 'lru' needs the order of forwards; trace 't' has none"),
+        ({"ordered": False}, "oracle", "policy 'oracle' needs the order of forwards"),
+        ({"ordered": False}, "static_popularity", None),
+        (
+            {"weight_kind": WeightKind.NONE},
+            "gate_sum",
+            "needs gate weights; .*as lru",
+        ),
+        ({"weight_kind": WeightKind.NONE}, "lru", None),
+        ({}, "mrs", "policy 'mrs' needs router scores of all experts"),
+    ],
+)
+def test_policies_refuse_by_name(tmp_path: Path, changes, policy, message) -> None:
+    source = made(tmp_path, **changes)
+    if message is None:
+        assert not load_composition(policy).needs & Subject.of(source).lacks
+    else:
+        with pytest.raises(UserError, match=message):
+            simulate(source, policy, slots=4)

@@ -69,8 +69,9 @@ def to_libcachesim_csv(stream: TraceStream, path: Path, options: Options) -> Non
     """time,obj_id,obj_size with a header line."""
     names = {"time": "time", "obj_id": "object", "obj_size": "size"}
     schema = pa.schema([("time", pa.uint32()), ("obj_id", pa.uint64()), ("obj_size", pa.uint32())])
-    plain = pa.csv.WriteOptions(quoting_style="none")
-    with pa.csv.CSVWriter(path, schema, write_options=plain) as writer:
+    bare = pa.csv.WriteOptions(include_header=False)
+    with path.open("wb") as file, pa.csv.CSVWriter(file, schema, write_options=bare) as writer:
+        file.write(b"time,obj_id,obj_size\n")  # Arrow would put quotes around the names
         for requests in _accesses(stream, options):
             columns = [np.ascontiguousarray(requests[names[field.name]]) for field in schema]
             writer.write_batch(pa.record_batch(columns, schema=schema))

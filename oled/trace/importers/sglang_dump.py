@@ -82,6 +82,8 @@ def read(path: Path, options: Options) -> Source:
     key = IDS if any(_holds(pack, IDS) for pack in packs) else COUNTS
     dp_size = options.integer("dp_size")
     passes = [_own_shares(ranks, dp_size) for ranks in _passes(packs, key)]
+    if not passes:
+        raise TraceError(f"{path}: holds no records")
     if key == IDS:
         return token_source([[_tokens(one) for one in ranks] for ranks in passes], facts, about)
     counts = [_added([logical_counts(one.data, one.experts) for one in each]) for each in passes]
