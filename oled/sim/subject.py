@@ -47,6 +47,8 @@ class Subject:
 
 def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:
     lacks = set(trace.manifest.lacks)
+    if not trace.manifest.has_weights:
+        lacks.add("weights")
     if trace.manifest.confidence_kind is ConfidenceKind.NONE:
         lacks.add("confidence")
     if not trace.manifest.ordered:
