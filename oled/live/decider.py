@@ -74,11 +74,29 @@ def _decide_step(
     return slots
 
 
+_SIGNATURES = (interface.OBSERVE, interface.WATCH, interface.DISPATCH)
+
+
+class _Pointer(types.WrapperAddressProtocol):  # type: ignore[misc]
+    """A compiled part as its address: numba would look a dispatcher up anew at every call."""
+
+    def __init__(self, dispatcher: Any, signature: Any) -> None:
+        found = dispatcher.get_compile_result(signature)
+        self._dispatcher = dispatcher  # owns the code
+        self._signature = signature
+        name = found.fndesc.llvm_cfunc_wrapper_name
+        self._address = int(found.library.get_pointer_to_function(name))
+
+    def __wrapper_address__(self) -> int:
+        return self._address
+
+    def signature(self) -> Any:
+        return self._signature
+
+
 @functools.cache
 def _compiled(signature: tuple[Any, ...]) -> Callable[..., int]:
-    pointers = tuple(
-        types.FunctionType(sig) for sig in (interface.OBSERVE, interface.WATCH, interface.DISPATCH)
-    )
+    pointers = tuple(map(types.FunctionType, _SIGNATURES))
     compiled: Callable[..., int] = bare_njit(types.int64(*pointers, *signature))(_decide_step)
     return compiled
 
@@ -95,7 +113,9 @@ class Decider:
             orders=np.zeros(experts, np.int32),
         )
         parts = ready.functions
-        self._functions = [p.compiled() if isinstance(p, Kernel) else p for p in parts]
+        functions = [p.compiled() if isinstance(p, Kernel) else p for p in parts]
+        self._allocate = functions[2]
+        self._deciders: list[Any] = [functions[0], functions[1], functions[3]]
         compiled = all(isinstance(part, Kernel) for part in parts)
         self._run: Callable[..., int] | None = None if compiled else _decide_step
         self._plans: list[NDArray[np.uint8]] = []
@@ -112,7 +132,7 @@ class Decider:
     def begin_forward(self, at: At) -> list[tuple[int, int]]:
         """Allocate slots; returns (layer, expert) of the residents that lost theirs."""
         ready = self.ready
-        self._functions[2](at, ready.cache, ready.memory[1], ready.params[1])
+        self._allocate(at, ready.cache, ready.memory[1], ready.params[1])
         if ready.rules.pooled:
             return []
         fit_capacities(ready.cache, ready.plan, ready.lanes)
@@ -121,7 +141,6 @@ class Decider:
     def decide(self, step: Step) -> int:
         """Fill `ready.plan`; returns the slots that copies may take at once."""
         ready = self.ready
-        observe, watch, _, dispatch, _ = self._functions
         data = (
             ready.params,
             ready.memory,
@@ -133,9 +152,12 @@ class Decider:
             ready.lanes,
             self.tally,
         )
-        if self._run is None:
-            self._run = _compiled(tuple(map(numba.typeof, data)))  # types never change in a run
-        slots = self._run(observe, watch, dispatch, *data)
+        if self._run is None:  # the types of the data never change in a run
+            self._run = _compiled(tuple(map(numba.typeof, data)))
+            self._deciders = [
+                _Pointer(part, sig) for part, sig in zip(self._deciders, _SIGNATURES, strict=True)
+            ]
+        slots = self._run(*self._deciders, *data)
         active = step.expert.size
         self._plans.append(self.tally.plans[:active].copy())
         self._orders.append(self.tally.orders[:active].copy())
