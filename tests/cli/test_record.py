@@ -7,6 +7,7 @@ import json
 import pandas as pd
 import pytest
 
+from oled import demo
 from oled.paths import traces_dir
 
 PROMPTS = f"prompts={traces_dir() / 'prompts.jsonl'}"
@@ -55,7 +56,7 @@ def test_the_demo_does_the_whole_job_twice(oled, tmp_path):
         assert (tmp_path / "here" / name).exists()
         assert f"here/{name}" in done.stdout
     table = pd.read_parquet(tmp_path / "here" / "results.parquet")
-    assert len(table) == 14
+    assert len(table) == len(demo.SLOTS) * len(demo.POLICIES)
     assert (table["bound_relaxed_tpot_ns"] <= table["tpot_ns"]).all()
     assert oled("check", "here/trace", torch=False).returncode == 0
     assert oled("demo", "out=here", "device=cpu").returncode == 0  # replaced
