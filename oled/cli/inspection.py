@@ -32,6 +32,7 @@ def add_verbs(verbs: Subparsers[argparse.ArgumentParser]) -> None:
 
     stats = _add(verbs, "stats", _stats, json_too=True)
     stats.add_argument("trace", metavar="TRACE", help="a folder, or the name of a bundled trace")
+    stats.add_argument("--partial", action="store_true", help="read what a crash has left")
     stats.add_argument("--plot", metavar="FILE", type=Path, help="also draw it: FILE.png, FILE.pdf")
 
     listing = _add(verbs, "list", _list, json_too=True)
@@ -78,9 +79,10 @@ def _check(arguments: Arguments) -> int:
 
 
 def _stats(arguments: Arguments) -> int:
-    from oled.trace.stats import stats
+    from oled.trace import load
+    from oled.trace.stats import locality
 
-    found = stats(trace_path(arguments.trace))
+    found = locality(load(trace_path(arguments.trace), allow_partial=arguments.partial))
     _show(arguments, found.to_json(), found.lines())
     if arguments.plot is not None:
         files = _draw("locality", found.to_json(), arguments.plot.parent, arguments.plot.stem)

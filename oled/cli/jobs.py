@@ -87,34 +87,13 @@ def _say_if_compiling() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _subject(source: str | Synthetic) -> Subject:
+def _subject(path: str, allow_partial: bool) -> Subject:
     """The trace made ready; the jobs of a sweep that run one after the other share it."""
+    from oled.paths import trace_path
     from oled.sim.subject import Subject
+    from oled.trace import load
 
-    if isinstance(source, str):
-        return Subject.of(source)
-    log.info("trace %s", source.name)
-    return Subject.of(source.folder())
-
-
-def _source(trace: Values) -> str | Synthetic:
-    """A bundled name, a folder, or the description of a synthetic trace."""
-    from oled.trace.synthetic import Synthetic
-
-    if "geometry" not in trace:
-        return str(trace["path"])
-    return Synthetic(**{key: value for key, value in trace.items() if key != "path"})
-
-
-def _calibration(values: Values, source: str | Synthetic) -> str | Path | None:
-    """The one given; for a synthetic trace other requests of its model, where they are needed."""
-    from oled.policies.composition import load_composition
-
-    given: str | None = values["calibration"]
-    if isinstance(source, str) or given is not None:
-        return given
-    needs = load_composition(values["policy"]).needs
-    return source.calibration().folder() if "calibration" in needs else None
+    return Subject.of(load(trace_path(path), allow_partial=allow_partial))
 
 
 def _window(subject: Subject, window: list[int] | None) -> tuple[int, int]:

@@ -34,6 +34,7 @@ KEYS = {
   out=DIR                      the trace""",
     "simulate": """\
   trace=NAME|DIR|synthetic     a bundled trace, a folder, a made-up one (trace.geometry=…)
+  trace.allow_partial=true     replay what a crash has left of it
   policy=NAME|FILE.yaml        and any part of it, as policy.retention.smoothing=0.5
   cache.slots=40|0.25|8GiB     a count, a fraction of all experts' bytes, bytes
   cache.scope=layer|global  cache.staging=8|unbounded  cache.lifecycle=request|persistent

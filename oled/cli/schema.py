@@ -22,6 +22,7 @@ Mode = Enum("Mode", ["free", "forced"])
 @dataclass
 class Trace:
     path: str = MISSING
+    allow_partial: bool = False  # replay what a crash has left
 
 
 @dataclass

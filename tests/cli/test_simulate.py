@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -119,3 +120,17 @@ def test_a_number_of_the_machine_can_be_replaced(oled, tmp_path):
     slow, fast = (metrics(tmp_path / out / "metrics.json") for out in ("slow", "fast"))
     assert slow["tpot_ns"] > fast["tpot_ns"]
     assert slow["hits"] == fast["hits"]
+
+
+def test_a_partial_trace_is_refused_unless_allowed(oled, tmp_path):
+    shutil.copytree(trace_path("demo"), tmp_path / "cut")
+    manifest = tmp_path / "cut" / "trace.json"
+    manifest.write_text(manifest.read_text().replace('"complete"', '"partial"'))
+    words = ["simulate", "trace=cut", "policy=lru", "out=run"]
+    refused = oled(*words, torch=False)
+    assert refused.returncode == 1
+    assert "the trace is partial" in refused.stderr
+    assert "allow_partial=true" in refused.stderr
+    assert oled(*words, "trace.allow_partial=true", torch=False).returncode == 0
+    assert oled("stats", "cut", torch=False).returncode == 1
+    assert oled("stats", "cut", "--partial", torch=False).returncode == 0
