@@ -1,0 +1,205 @@
+"""Models decode with offloaded experts: the same tokens and logits as with all of them resident."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from oled.errors import UserError
+from oled.hardware import load_profile, load_runtime
+from oled.live.experts import take_experts
+from oled.live.run import LiveRun, Machine, decisions_agree, live_run
+from oled.live.store import Preflight, free_host_memory
+from oled.policies.composition import load_composition
+from oled.record import Autoregressive, BlockDiffusion, LoadedModel, load_model, plain_prompt
+from oled.record.modules import moe_layers
+from oled.sim.calibration import Calibration
+from oled.sim.settings import Settings
+from oled.sim.subject import Subject
+from tests.live.build import RESIDENT
+from tests.record.conftest import CONFIGS, build, tokenizer  # noqa: F401  (a fixture)
+
+MACHINE = Machine(load_profile("rtx5090_xeon8470q"), load_runtime("graph_fused"))
+PROMPTS = [
+    plain_prompt("Question: Tom has 3 apples and buys 4 more. How many has he?\nAnswer:"),
+    plain_prompt("Question: A car drives 60 miles in 2 hours. How fast is it?\nAnswer:"),
+    plain_prompt("Question: Ann reads 5 pages a day. How many in a week?\nAnswer:"),
+]
+BLOCKS = BlockDiffusion(block_length=16, max_new_tokens=80, threshold=0.95)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LoadedModel:
+    return load_model("tiny")
+
+
+def decode(
+    loaded: LoadedModel, policy, slots, how=BLOCKS, prompts=PROMPTS, machine=MACHINE, **more
+) -> tuple[LiveRun, list[bytes]]:
+    """The run and the logits of all its forwards."""
+    logits: list[bytes] = []
+    head = loaded.model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda _, __, out: logits.append(out.numpy().tobytes()))
+    try:
+        settings = Settings(slots=slots, staging=more.pop("staging", 8))
+        composition = load_composition(policy)
+        return live_run(loaded, prompts, how, composition, settings, machine, **more), logits
+    finally:
+        hook.remove()
+
+
+@pytest.fixture(scope="module")
+def reference(tiny):
+    return decode(tiny, RESIDENT, 128)
+
+
+@pytest.mark.parametrize(
+    ("policy", "slots", "staging"),
+    [
+        ("lru", 0, 1),
+        ("naive_lru", 1, 1),
+        ("oled", 10, 8),
+        ("oled", 40, 2),
+        ("oled_layeradapt", 20, 8),
+        ("tide", 20, 8),
+        ("cpu_all", 10, 0),
+    ],
+)
+def test_tokens_and_logits_are_those_of_the_resident_model(tiny, reference, policy, slots, staging):
+    run, logits = decode(tiny, policy, slots, staging=staging)
+    assert len(run.passes) > 100
+    assert run.texts == reference[0].texts
+    assert [p.shares[0].written for p in run.passes] == [
+        p.shares[0].written for p in reference[0].passes
+    ]
+    assert logits == reference[1]
+    settings = Settings(slots=slots, staging=staging)
+    assert decisions_agree(run, load_composition(policy), settings)
+    assert run.rates["forwards"] == 0 or run.rates["accesses"] == run.steps.expert.size
+
+
+def test_the_resident_executor_is_the_model(tiny, reference):
+    """Our arithmetic beside transformers' own: the same text, logits to rounding."""
+    fresh = load_model("tiny")
+    logits = []
+    head = fresh.model.get_output_embeddings()
+    head.register_forward_hook(lambda _, __, out: logits.append(out))
+    how = BLOCKS.resolve(fresh.model, fresh.tokenizer)
+    from oled.record.prompts import tokenize
+
+    for request in tokenize(PROMPTS[:1], fresh.tokenizer):
+        for _ in how.decode(fresh.model, [request]):
+            pass
+    for plain, ours in zip(logits, reference[1], strict=False):
+        there = torch.frombuffer(bytearray(ours), dtype=torch.float32).view_as(plain)
+        torch.testing.assert_close(plain, there, atol=2e-3, rtol=1e-3)
+
+
+def test_a_calibration_trace_serves_policies_that_learn(tiny, reference):
+    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    run, logits = decode(tiny, "fiddler", 20, calibration=learned)
+    assert logits == reference[1]
+    assert decisions_agree(run, load_composition("fiddler"), Settings(slots=20), learned)
+    with pytest.raises(UserError, match="'fiddler' needs a calibration trace"):
+        decode(tiny, "fiddler", 20)
+    with pytest.raises(UserError, match="'mrs' needs router scores"):
+        decode(tiny, "mrs", 20)
+
+
+def test_paced_decoding_is_the_same(tiny, reference):
+    machine = dataclasses.replace(MACHINE, paced=True)
+    run, logits = decode(tiny, "oled", 20, prompts=PROMPTS[:1], machine=machine)
+    assert logits == reference[1][: len(logits)]
+    assert (run.forward_ns > 0).all()
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_every_family_with_fused_experts_runs(family, tokenizer):  # noqa: F811
+    prompts = [plain_prompt("one, two, three"), plain_prompt("a longer prompt of many bytes")]
+    how = (
+        BlockDiffusion(block_length=8, max_new_tokens=24, threshold=0.5)
+        if family == "llada2_moe"
+        else Autoregressive(max_new_tokens=12, eos_ids=())
+    )
+    model = LoadedModel(family, build(family), tokenizer, torch.float32)
+    with torch.inference_mode():
+        ids = torch.tensor([tokenizer("hello there")["input_ids"]])
+        plain = model.model(ids).logits
+    _, everything = decode(model, RESIDENT, 8, how, prompts)
+    for policy, slots in (("lru", 0), ("naive_lru", 2), ("inter_iteration", 3), ("oled_exact", 3)):
+        run, logits = decode(model, policy, slots, how, prompts)
+        assert logits == everything
+        assert decisions_agree(run, load_composition(policy), Settings(slots=slots))
+    with torch.inference_mode():  # the model still has its experts: views of the store
+        torch.testing.assert_close(model.model(ids).logits, plain, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_that_compute_something_else_are_refused(tokenizer):  # noqa: F811
+    model = build("qwen3_moe")
+    for entry in moe_layers(model):
+        entry.experts.act_fn = torch.nn.GELU()
+    with pytest.raises(UserError, match="computes something else than the gated layer"):
+        take_experts(moe_layers(model))
+
+
+def test_half_precision_is_refused():
+    model = build("qwen3_moe").to(torch.bfloat16)
+    with pytest.raises(UserError, match="live runs compute in float32"):
+        take_experts(moe_layers(model))
+
+
+def test_a_failure_gives_the_model_back(tiny, monkeypatch):
+    from oled.live.backends.emulated import Emulated
+
+    def fail(self, work, pacer):
+        raise OSError("the copy failed")
+
+    names = list(ALL_EXPERTS_FUNCTIONS)
+    before = tiny.model.get_experts_implementation()
+    with monkeypatch.context() as patch:
+        patch.setattr(Emulated, "_copy", fail)
+        with pytest.raises(UserError, match="the copy failed"):
+            decode(tiny, "lru", 10)
+    assert list(ALL_EXPERTS_FUNCTIONS) == names
+    assert tiny.model.get_experts_implementation() == before
+
+
+def test_the_store_holds_the_experts_once(tiny):
+    """The modules' parameters are views of the store's block, and rows are contiguous experts."""
+    layers = moe_layers(tiny.model)
+    store = take_experts(layers)
+    down = layers[0].experts.get_parameter("down_proj")
+    assert down.data_ptr() >= store.block.ctypes.data
+    assert down.data_ptr() < store.block.ctypes.data + store.block.nbytes
+    assert store.block.nbytes == 4 * 128 * 3 * 128 * 32 * 4
+    assert store.block.flags.c_contiguous
+
+
+def test_preflight_refuses_before_anything_is_allocated(tiny, monkeypatch):
+    import oled.live.run as module
+
+    monkeypatch.setattr(module, "free_host_memory", lambda: 90 * 2**20)
+    monkeypatch.setattr(module, "take_experts", lambda layers: pytest.fail("allocated"))
+    with pytest.raises(UserError, match=r"store 24\.0 MiB, of it pinned 0\.0 MiB") as told:
+        decode(tiny, "lru", 10)
+    assert "90.0 MiB are free" in str(told.value)
+    assert "fewer cache.slots" in str(told.value)
+
+
+def test_preflight_counts_the_device_apart():
+    plenty = 2**40
+    Preflight(2**30, 2**30, 2**20, 2**20, plenty, plenty).check()
+    with pytest.raises(UserError, match=r"slots need 1\.0 MiB of device memory, 0\.5 MiB are free"):
+        Preflight(2**30, 2**30, 2**20, 2**20, plenty, 2**19).check()
+    assert 0 < free_host_memory() < 2**50
