@@ -16,6 +16,7 @@ from oled._jit import bare_njit
 from oled.policies.interface import (
     COPYING,
     IN_FLIGHT,
+    LANDED,
     N_CPU,
     N_EVICTED_ACTIVE,
     N_TRANSFERS,
@@ -47,6 +48,7 @@ from oled.sim.lanes import (
     LOG_HITS,
     LOG_LANDED,
     LOG_OUT,
+    LOG_USE,
     MOVED,
     NOW,
     P_EXPERT,
@@ -132,6 +134,8 @@ def run_layer(
             else:
                 hits += 1
                 hit_assignments += step.count[i]
+                if plan.state[i] == LANDED or plan.state[i] == IN_FLIGHT:
+                    note(lanes, LOG_USE, begin, begin, forward, layer, step.expert[i])
 
     cpu_running = plan.count[N_CPU] > 0
     back_ns = 0
@@ -215,6 +219,7 @@ def run_layer(
                     pending -= 1
                     ready += 1
                     ready_assignments += step.count[i]
+                    note(lanes, LOG_USE, t[NOW], t[NOW], forward, layer, step.expert[i])
                 else:
                     staged = cache.total[2]
                     settle_landed(lanes, step.index, layer, cache, rules)

@@ -15,6 +15,7 @@ from oled.policies.interface import (
     N_EVICTED,
     N_TRANSFERS,
     ON_CPU,
+    ON_GPU,
     PREFETCHED,
     RESIDENT,
     TRANSFER,
@@ -25,9 +26,12 @@ from oled.policies.interface import (
 )
 from oled.sim.lanes import (
     LATE,
+    LOG_USE,
+    NOW,
     USEFUL,
     WASTED,
     Lanes,
+    note,
 )
 
 # Columns of Tally.by_phase
@@ -116,6 +120,9 @@ def count_step(
             if state == LANDED or cache.fresh[layer, expert] & PREFETCHED:
                 lanes.moved[USEFUL] += size
                 cache.fresh[layer, expert] &= TRANSFERRED
+                if state == RESIDENT and place == ON_GPU:
+                    now = lanes.t[NOW]
+                    note(lanes, LOG_USE, now, now, step.forward, layer, expert)
             if place == ON_CPU:
                 row[CPU_RESIDENTS] += 1
         elif place == TRANSFER:

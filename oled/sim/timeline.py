@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import gzip
 import json
@@ -74,6 +75,8 @@ class Timeline:
 
     def _slices(self, process: int) -> Iterator[dict[str, Any]]:
         for kind, begin, end, forward, layer, item in self.entries.tolist():
+            if kind == ln.LOG_USE:  # an end of an arrow
+                continue
             if kind in _COUNTERS:
                 where = self._label(layer) if kind == ln.LOG_RESIDENTS else ""
                 yield {
@@ -98,18 +101,24 @@ class Timeline:
             }
 
     def _flows(self, process: int) -> Iterator[dict[str, Any]]:
-        """An arrow from each prefetch to the first launch group of its layer after it landed."""
-        groups = [e for e in self.entries.tolist() if e[0] in (ln.LOG_HITS, ln.LOG_LANDED)]
-        for number, row in enumerate(self.entries.tolist()):
-            kind, _, end, _, layer, item = row
-            if kind != ln.LOG_PREFETCH:
-                continue
-            use = next((g for g in groups if g[4] == layer and g[1] >= end), None)
-            if use is None:
-                continue
-            flow = {"pid": process, "cat": "prefetch", "name": f"prefetch E{item}", "id": number}
-            yield {**flow, "ph": "s", "tid": 1, "ts": end / 1e3}
-            yield {**flow, "ph": "f", "bp": "e", "tid": 0, "ts": use[1] / 1e3}
+        """An arrow from each prefetch that was used to the launch group that used it."""
+        groups: dict[int, list[int]] = {}
+        for kind, begin, _, _, layer, _ in self.entries.tolist():
+            if kind in (ln.LOG_HITS, ln.LOG_LANDED):
+                groups.setdefault(layer, []).append(begin)
+        arrived: dict[tuple[int, int], int] = {}
+        for number, (kind, _, end, _, layer, item) in enumerate(self.entries.tolist()):
+            if kind == ln.LOG_PREFETCH:
+                arrived[layer, item] = end
+            elif kind == ln.LOG_USE and (layer, item) in arrived:
+                landed, launches = arrived.pop((layer, item)), groups.get(layer, [])
+                launch = bisect.bisect_left(launches, end)
+                if launch == len(launches):
+                    continue
+                flow = {"pid": process, "cat": "prefetch", "name": f"prefetch E{item}"}
+                flow["id"] = number
+                yield {**flow, "ph": "s", "tid": 1, "ts": landed / 1e3}
+                yield {**flow, "ph": "f", "bp": "e", "tid": 0, "ts": launches[launch] / 1e3}
 
 
 def _meta(process: int, thread: int, name: str, args: dict[str, Any]) -> dict[str, Any]:

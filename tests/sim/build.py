@@ -261,8 +261,8 @@ def stays_of(plans: np.ndarray) -> np.ndarray:
     return plans >> 4 & 1
 
 
-def entries(outcome: Replay, but: Sequence[int] = (9, 10)) -> list[tuple[int, ...]]:
-    """(kind, begin, end, forward, layer, item) of the whole timeline, counters left out."""
+def entries(outcome: Replay, but: Sequence[int] = (9, 10, 12)) -> list[tuple[int, ...]]:
+    """(kind, begin, end, forward, layer, item) of the timeline, counters and uses left out."""
     lanes = outcome.lanes
     rows = lanes.log[: lanes.logged[0]].tolist()
     return [tuple(row) for row in rows if row[0] not in but]

@@ -6,6 +6,7 @@ import pytest
 
 from oled.sim import lanes as ln
 from oled.sim import tally as r
+from oled.sim.timeline import Timeline
 
 from .build import (
     Ask,
@@ -151,6 +152,20 @@ def test_counters_of_the_timeline(outcome):
     residents = [(row[1], row[4], row[5]) for row in rows if row[0] == ln.LOG_RESIDENTS]
     assert residents == [(228, 0, 1), (328, 1, 1), (436, 0, 1), (511, 1, 1)]
     assert [row[5] for row in rows if row[0] == ln.LOG_QUEUE] == [1, 1, 0, 0]
+
+
+def test_arrows_lead_from_prefetches_to_their_use(outcome):
+    """A landed at 72 and computes with the hits of step 1, at 244; B landed late, at 375, and is in
+    the group of 394. W was fetched in vain: no arrow.
+    """
+    timeline = Timeline.of(outcome.lanes, (0, 1), "test")
+    arrows = [e for e in timeline.events() if e["ph"] in "sf"]
+    assert [(e["ph"], e["name"], round(1000 * e["ts"])) for e in arrows] == [
+        ("s", "prefetch E3", 72),
+        ("f", "prefetch E3", 244),
+        ("s", "prefetch E5", 375),
+        ("f", "prefetch E5", 394),
+    ]
 
 
 # ---- what ends at one instant
