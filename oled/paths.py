@@ -29,6 +29,13 @@ def plots_dir() -> Path:
     return _folder("oled._plots")
 
 
+def studies() -> list[str]:
+    """Names of the studies: a file in experiments/ with a figure of the same name in plots/."""
+    figures = {file.stem for file in plots_dir().glob("*.py")}
+    files = _folder("oled._experiments").glob("*.py")
+    return sorted(file.stem for file in files if file.stem in figures and file.stem != "__init__")
+
+
 def traces_dir() -> Path:
     """The bundled traces, a folder each."""
     return _folder("oled._traces")

@@ -1,9 +1,12 @@
 """TPOT and hit rate by policy and cache size, beside the references (as the paper's figure 5).
 
-Reads a results table: policy, slots, tpot_ns, hit_rate and the references of every row.
+Reads a results table: policy, slots, tpot_ns, hit_rate and the references of every row. Where the
+table has several shapes or runtimes, each combination is a panel of its own.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -18,26 +21,39 @@ TIMES = ("ideal", "all_resident", "bound_relaxed", "ref_belady_uniform")
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """One column of panels a cache size: TPOT above, hit rate below."""
-    sizes = list(dict.fromkeys(table["slots"]))
+    """One column of panels a cache size (shape, runtime): TPOT above, hit rate below."""
+    places = _places(table)
     policies = sorted(dict.fromkeys(table["policy"]), key=_place)
     with style.styled():
-        figure = Figure(figsize=(style.COLUMN_IN, 3.5))
-        panels = figure.subplots(2, len(sizes), sharey="row", squeeze=False)
-        for size, (upper, lower) in zip(sizes, panels.T, strict=True):
-            rows = table[table["slots"] == size].set_index("policy")
+        width = style.COLUMN_IN if len(places) <= 2 else style.PAGE_IN
+        figure = Figure(figsize=(width, 3.5))
+        share: Literal["row", "none"] = "row" if len(places) <= 2 else "none"
+        panels = figure.subplots(2, len(places), sharey=share, squeeze=False)
+        for (title, part), (upper, lower) in zip(places.items(), panels.T, strict=True):
+            rows = part.set_index("policy")
             shown = [policy for policy in policies if policy in rows.index]
-            style.bars(upper, shown, [rows.at[p, "tpot_ns"] / 1e6 for p in shown])
-            style.bars(lower, shown, [rows.at[p, "hit_rate"] for p in shown])
+            style.bars(upper, shown, (rows.loc[shown, "tpot_ns"] / 1e6).to_list())
+            style.bars(lower, shown, rows.loc[shown, "hit_rate"].to_list())
             for name in TIMES:
                 _reference(upper, rows, name, "tpot_ns", 1e-6)
             _reference(lower, rows, "ref_belady_uniform", "hit_rate", 1.0)
-            upper.set_title(f"{size} slots a layer")
+            upper.set_title(title)
             lower.set_ylim(0, 1)
         panels[0, 0].set_ylabel("TPOT (ms)")
         panels[1, 0].set_ylabel("hit rate")
-        _legend(figure, policies, table)
+        _legend(figure, policies, table, 3 if len(places) <= 2 else 6)
     return figure
+
+
+def _places(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Title and rows of each panel: the sizes, and what else the table tells apart."""
+    known = [key for key in ("trace.geometry", "runtime") if key in table]
+    keys = [key for key in known if table[key].nunique() > 1]
+    parts = table.groupby([*keys, "slots"], sort=False)
+    return {
+        "\n".join([*map(str, values[:-1]), f"{values[-1]} slots a layer"]): part
+        for values, part in parts
+    }
 
 
 def _place(policy: str) -> tuple[int, str]:
@@ -52,7 +68,7 @@ def _reference(axes: Axes, rows: pd.DataFrame, name: str, metric: str, scale: fl
         axes.axhline(rows[column].iloc[0] * scale, color=line.color, ls=line.dashes, lw=line.width)
 
 
-def _legend(figure: Figure, policies: list[str], table: pd.DataFrame) -> None:
+def _legend(figure: Figure, policies: list[str], table: pd.DataFrame, columns: int) -> None:
     shapes = [style.look(policy) for policy in policies]
     patches = [
         Patch(facecolor=s.color, hatch=s.hatch, edgecolor="black", label=s.label) for s in shapes
@@ -62,4 +78,4 @@ def _legend(figure: Figure, policies: list[str], table: pd.DataFrame) -> None:
         for name, line in style.REFERENCES.items()
         if f"{name}_tpot_ns" in table
     ]
-    figure.legend(handles=[*patches, *lines], loc="outside lower center", ncols=3)
+    figure.legend(handles=[*patches, *lines], loc="outside lower center", ncols=columns)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib as mpl
+import matplotlib.colors
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 COLUMN_IN, PAGE_IN = 3.35, 7.0
+PALE = 2.6  # sum of red, green and blue above which a line would not be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,60 @@ def bars(axes: Axes, policies: list[str], heights: list[float]) -> None:
         axes.bar(place, height, 0.8, color=shape.color, hatch=shape.hatch, edgecolor="black")
     axes.set_xticks([])
     axes.set_xlim(-0.7, len(policies) - 0.3)
+
+
+def line(
+    axes: Axes,
+    policy: str,
+    places: Sequence[float],
+    heights: Sequence[float],
+    dashes: str = "solid",
+) -> None:
+    """A policy over a number; those that are pale as bars get a grey line."""
+    shape = look(policy)
+    pale = sum(mpl.colors.to_rgb(shape.color)) > PALE
+    axes.plot(
+        places,
+        heights,
+        color="0.6" if pale else shape.color,
+        ls=dashes,
+        marker=shape.marker,
+        mfc=shape.color,
+        mec="black",
+        mew=0.4,
+        label=shape.label,
+    )
+
+
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis with numbers that people read: 1, 2, 5, 10."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def reference(axes: Axes, name: str, places: Sequence[float], heights: Sequence[float]) -> None:
+    """A reference over a number."""
+    shape = REFERENCES[name]
+    axes.plot(places, heights, color=shape.color, ls=shape.dashes, lw=shape.width, zorder=1)
+
+
+def legend(
+    figure: Figure, policies: Iterable[str], references: Iterable[str], columns: int
+) -> None:
+    """Below the panels: the policies' lines, then the references."""
+    handles = []
+    for policy in policies:
+        axes = Figure().subplots()
+        line(axes, policy, [], [])
+        handles += axes.get_lines()
+    for name in references:
+        shape = REFERENCES[name]
+        handles.append(
+            Line2D([], [], color=shape.color, ls=shape.dashes, lw=shape.width, label=shape.label)
+        )
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

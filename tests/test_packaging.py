@@ -1,4 +1,4 @@
-"""The wheel carries everything that a run needs: sources, conf/, plots/, traces/ and the model."""
+"""The wheel carries what a run needs: sources, conf/, experiments/, plots/, traces/, the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("oled", "conf", "plots", "traces", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+FOLDERS = ("oled", "conf", "experiments", "plots", "traces")
+PARTS = (*FOLDERS, "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(
-                ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__")
+                ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__", "results")
             )
         else:
             shutil.copy(ROOT / part, source / part)
@@ -39,6 +40,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         ("oled", "oled", "py.typed"),
         ("oled/models/tiny", "oled/models/tiny", "*"),
         ("conf", "oled/_conf", "**/*.yaml"),
+        ("experiments", "oled/_experiments", "*.py"),
         ("plots", "oled/_plots", "*.py"),
         ("plots", "oled/_plots", "*.mplstyle"),
         ("traces", "oled/_traces", "**/*"),

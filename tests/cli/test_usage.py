@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from oled.cli import inspection, runs, traces
+from oled.cli import inspection, runs, studies, traces
 from oled.paths import conf_dir
 
-VERBS = [*runs.VERBS, *inspection.VERBS, *traces.VERBS]
+VERBS = [*runs.VERBS, *studies.VERBS, *inspection.VERBS, *traces.VERBS]
 
 
 @pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)], ids=["oled", *VERBS])

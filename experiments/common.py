@@ -1,0 +1,38 @@
+"""What the studies share: systems, machines, traces. Chosen once; no figure has its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SYSTEMS = [
+    "naive_lru",
+    "mixtral_offloading",
+    "moe_infinity",
+    "finemoe",
+    "fiddler",
+    "ktransformers",
+    "hybrimoe",
+    "dali",
+    "tide",
+    "llama_cpp_cache",
+]
+"""Prior systems, in the order of the figures."""
+PAPERS = ["moe_infinity", "fiddler", "ktransformers", "dali"]
+"""The paper's baselines, as far as they are named in public."""
+ABLATION = ["naive_lru", "inter_iteration", "oled_priority", "oled_layeradapt", "oled"]
+RUNTIMES = ["graph_fused", "expert_loop"]
+
+MINI = {"trace.geometry": "llada2_mini", "hardware": "rtx5090_xeon8470q"}
+FLASH = {"trace.geometry": "llada2_flash", "hardware": "rtx_pro_6000"}
+"""LLaDA2.0-flash at 40 slots does not fit 32 GB; the paper's second machine is not public."""
+
+
+def synthetic(small: bool, requests: int = 16, **fields: Any) -> dict[str, Any]:
+    """A synthetic trace as base of a sweep."""
+    chosen = {"requests": 2 if small else requests, **fields}
+    return {"trace": "synthetic"} | {f"trace.{key}": value for key, value in chosen.items()}
+
+
+def for_systems(small: bool, requests: int = 4, **fields: Any) -> dict[str, Any]:
+    """With what some systems need: scores of all experts, and next-gate predictions."""
+    return synthetic(small, requests, scores=True, horizons=3, **fields)

@@ -1,0 +1,67 @@
+"""TPOT and active experts by block length and by batch size.
+
+Reads a results table: policy, slots, trace.block_length, batch_size, tpot_ns and the counts.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from . import style
+
+NEEDS = ("policy", "slots", "trace.block_length", "batch_size", "tpot_ns", "ideal_tpot_ns")
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+
+
+def active(table: pd.DataFrame) -> pd.Series[float]:
+    """Distinct experts a layer-step of denoising."""
+    phase = "phases.denoise"
+    return table[f"{phase}.accesses"] / table[f"{phase}.layer_steps"]
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Left by block length, right by batch size; TPOT above, active experts below."""
+    table = table.assign(
+        block=table["trace.block_length"].astype(int), union=active(table)
+    ).drop_duplicates(["policy", "slots", "block", "batch_size"])
+    single = table[table["batch_size"] == 1].sort_values("block")
+    batched = table[table["block"] == 16].sort_values("batch_size")
+    policies = list(dict.fromkeys(table["policy"]))
+    with style.styled():
+        figure = Figure(figsize=(style.COLUMN_IN, 3.8))
+        panels = figure.subplots(2, 2, sharex="col", height_ratios=(2, 1))
+        for (upper, lower), rows, key, text in zip(
+            panels.T,
+            (single, batched),
+            ("block", "batch_size"),
+            ("block length", "requests in lockstep"),
+            strict=True,
+        ):
+            _times(upper, rows, key, policies)
+            own = rows[(rows["policy"] == policies[0])].drop_duplicates(key)
+            lower.plot(own[key], own["union"], color="black", marker="o", mfc="white")
+            lower.set_ylim(0, 1.15 * max(own["union"]))
+            lower.set_xscale("log", base=2)
+            lower.set_xticks(own[key].to_list(), [str(value) for value in own[key]])
+            lower.set_xlabel(text)
+        panels[0, 0].set_ylabel("TPOT (ms)")
+        panels[1, 0].set_ylabel("active experts")
+        sizes = list(dict.fromkeys(table["slots"]))
+        words = ", ".join(f"{size} {dash}" for size, dash in zip(sizes, DASHES, strict=False))
+        panels[0, 0].set_title(f"slots a layer: {words}", loc="left", fontsize=6)
+        style.legend(figure, policies, ("ideal",), 3)
+    return figure
+
+
+def _times(axes: Axes, rows: pd.DataFrame, key: str, policies: list[str]) -> None:
+    sizes = dict.fromkeys(rows["slots"])
+    for policy in policies:
+        for size, dashes in zip(sizes, DASHES, strict=False):
+            own = rows[(rows["policy"] == policy) & (rows["slots"] == size)]
+            heights = (own["tpot_ns"] / 1e6).to_list()
+            style.line(axes, policy, own[key].to_list(), heights, dashes)
+    one = rows[(rows["policy"] == policies[0])].drop_duplicates(key)
+    style.reference(axes, "ideal", one[key].to_list(), (one["ideal_tpot_ns"] / 1e6).to_list())
+    style.logarithmic(axes)
