@@ -60,7 +60,7 @@ def simulate(values: Values, out: Path, in_sweep: bool) -> str:
 
     _say_if_compiling()
     source = _source(values["trace"])
-    subject = _subject(source)
+    subject = _subject(source, values["trace"]["allow_partial"])
     timeline = values["timeline"]
     result = simulate(
         subject,
@@ -87,13 +87,37 @@ def _say_if_compiling() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _subject(path: str, allow_partial: bool) -> Subject:
+def _subject(source: str | Synthetic, allow_partial: bool) -> Subject:
     """The trace made ready; the jobs of a sweep that run one after the other share it."""
     from oled.paths import trace_path
     from oled.sim.subject import Subject
     from oled.trace import load
 
-    return Subject.of(load(trace_path(path), allow_partial=allow_partial))
+    if isinstance(source, str):
+        return Subject.of(load(trace_path(source), allow_partial=allow_partial))
+    log.info("trace %s", source.name)
+    return Subject.of(source.folder())
+
+
+def _source(trace: Values) -> str | Synthetic:
+    """A bundled name, a folder, or the description of a synthetic trace."""
+    from oled.trace.synthetic import Synthetic
+
+    if "geometry" not in trace:
+        return str(trace["path"])
+    ours = ("path", "allow_partial")
+    return Synthetic(**{key: value for key, value in trace.items() if key not in ours})
+
+
+def _calibration(values: Values, source: str | Synthetic) -> str | Path | None:
+    """The one given; for a synthetic trace other requests of its model, where they are needed."""
+    from oled.policies.composition import load_composition
+
+    given: str | None = values["calibration"]
+    if isinstance(source, str) or given is not None:
+        return given
+    needs = load_composition(values["policy"]).needs
+    return source.calibration().folder() if "calibration" in needs else None
 
 
 def _window(subject: Subject, window: list[int] | None) -> tuple[int, int]:
