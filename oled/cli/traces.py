@@ -49,7 +49,7 @@ def add_verbs(verbs: Subparsers[argparse.ArgumentParser]) -> None:
     slicer.add_argument("trace", metavar="TRACE", help=TRACE)
     slicer.add_argument("folder", metavar="DST", type=Path, help="the folder to write")
     keys = "; ".join(f"{key}: {text}" for key, text in SLICE_KEYS.items())
-    slicer.add_argument("options", metavar="key=value", nargs="+", help=keys)
+    slicer.add_argument("options", metavar="key=value", nargs="*", help=keys)
 
     merger = _add(verbs, "merge", _merge, partial=True)
     merger.add_argument("traces", metavar="TRACE", nargs="+", help=TRACE)

@@ -126,7 +126,7 @@ def writing(path: Path, note: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error).partition("\n")[0]
+        reason = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
         raise TraceError(f"{path}: can not be written ({reason}){note}") from error
 
 

@@ -199,7 +199,7 @@ def test_vllm_rows_of_prompt_and_answer_in_one(tmp_path, ids) -> None:
     [
         (None, None, "neither prompt_routed_experts nor routed_experts: was the option on"),
         ([[[1, 2]], [[1]]], None, "not readable as an array of ids"),
-        ([[[1.5, 2.0]]], None, "must be integers"),
+        ([[[1.5, 2.0]]], None, "ids of type float64"),
         ([[1, 2]], None, "must be integers .tokens, layers, k"),
         (7, None, "7 is no array of ids"),
         ([[[1, 2]]], [[[1, 2], [3, 4]]], "do not fit"),

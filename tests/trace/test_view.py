@@ -60,6 +60,19 @@ def test_every_source_is_documented() -> None:
         assert f"| `{word}` | {meaning} |" in text
 
 
+def test_the_guide_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks in turn, as in a notebook, in a folder with a trace called trace."""
+    folder.rename(folder.with_name("trace"))
+    monkeypatch.chdir(folder.parent)
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    cells = [text for text in blocks if "duckdb" not in text and "simulate" not in text]
+    names: dict[str, object] = {}
+    for cell in cells:
+        exec(cell, names)
+    assert len(cells) == 3
+    assert len(names["long"]) == 2 * names["layer"].num_rows * 3  # slots, MoE layers
+
+
 def test_views_are_the_tables(folder: Path) -> None:
     trace = load(folder)
     long = view(folder)

@@ -76,7 +76,10 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     with damage(path, "NPZ"):
         with zipfile.ZipFile(path) as archive:
             require_memory(sum(info.file_size for info in archive.infolist()), str(path))
-        with np.load(path, allow_pickle=False) as data:
+        data = np.load(path, allow_pickle=False)
+        if not isinstance(data, np.lib.npyio.NpzFile):
+            raise ValueError("it begins as another kind of file")
+        with data:
             return {name: _array(data[name]) for name in data.files}
 
 

@@ -51,7 +51,8 @@ class Routing:
 
     def scores(self, logits: NDArray[Any], where: str) -> Floats:
         """Scores of all experts [T, E]; refuses what is not finite or not what was said."""
-        values = logits.astype(np.float64)
+        with np.errstate(all="ignore"):  # what is not finite is refused next
+            values = logits.astype(np.float64)
         if not np.isfinite(values).all():
             token, expert = np.argwhere(~np.isfinite(values))[0]
             raise TraceError(f"{where}: token {token}, expert {expert}: {values[token, expert]}")

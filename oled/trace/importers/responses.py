@@ -60,19 +60,24 @@ def from_base64(text: str, where: str) -> bytes:
 def decoded_array(value: Any, where: str) -> NDArray[Any]:
     """Ids as nested lists, as a base64 NPY file, or as {data, dtype, shape} with base64 data."""
     with damage(Path(where), "an array of ids"):
-        match value:
-            case list():
-                return np.array(value)
-            case str():
-                file = io.BytesIO(from_base64(value, where))
-                return np.asarray(np.load(file, allow_pickle=False))
-            case dict():
-                fields = JsonFields(value, where)
-                data = from_base64(fields.get("data", str), where)
-                dtype = np.dtype(fields.get("dtype", str))
-                if dtype.kind not in "iu":
-                    raise ValueError(f"ids of type {dtype}")
-                return np.frombuffer(data, dtype).reshape(fields.items("shape", int))
+        ids = _decoded(value, where)
+        if ids.dtype.kind not in "iu" and ids.size:
+            raise ValueError(f"ids of type {ids.dtype}")
+        return ids
+
+
+def _decoded(value: Any, where: str) -> NDArray[Any]:
+    match value:
+        case list():
+            return np.array(value)
+        case str():
+            file = io.BytesIO(from_base64(value, where))
+            return np.asarray(np.load(file, allow_pickle=False))
+        case dict():
+            fields = JsonFields(value, where)
+            data = from_base64(fields.get("data", str), where)
+            dtype = np.dtype(fields.get("dtype", str))
+            return np.frombuffer(data, dtype).reshape(fields.items("shape", int))
     raise TraceError(f"{where}: {brief(value)} is no array of ids")
 
 
