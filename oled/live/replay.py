@@ -106,6 +106,7 @@ class LiveReplay:
     begin_ns: NDArray[np.int64]  # [F] actual
     end_ns: NDArray[np.int64]  # [F]
     late_ns: NDArray[np.int64]  # [F] worst lateness of any lane against its own deadlines
+    work_ns: NDArray[np.int64]  # [F, 4] nominal work given to GPU, H2D, D2H, CPU; experts only
     decide_ns: int  # wall time of deciding, all forwards
     entries: NDArray[np.int64]  # timeline, as in oled.sim.timeline.Timeline
 
@@ -140,6 +141,7 @@ def live_replay(
     )
     outputs: list[bytes] = []
     times = np.zeros((3, steps.num_forwards), np.int64)
+    work_ns = np.zeros((steps.num_forwards, 4), np.int64)
     work, request = ready.work, -1
     with executor:
         for forward in range(steps.num_forwards):
@@ -166,13 +168,14 @@ def live_replay(
                 outputs.append(hashlib.blake2b(out.tobytes(), digest_size=8).digest())
             backend.host(int(work.head_ns[forward]))
             times[1, forward] = backend.now
-            times[2, forward] = backend.take_lateness()
+            times[2, forward], work_ns[forward] = backend.take()
     return LiveReplay(
         plans=executor.decider.log(),
         outputs=tuple(outputs),
         begin_ns=times[0],
         end_ns=times[1],
         late_ns=times[2],
+        work_ns=work_ns,
         decide_ns=executor.decide_ns,
         entries=np.array(backend.entries, np.int64).reshape(-1, 6),
     )

@@ -53,7 +53,7 @@ def simulate(
     composition = load_composition(policy)
     subject = Subject.of(trace)
     _refuse_what_is_missing(subject, composition)
-    learned, learned_from = _calibrate(subject, composition, calibration)
+    learned, learned_from = calibrate(subject, composition, calibration)
     rows = _rows_of_groups(subject.steps, settings.batch_size)
     subject = subject.batched(settings.batch_size)
     profile = hardware if isinstance(hardware, Profile) else load_profile(hardware)
@@ -113,7 +113,7 @@ def _refuse_what_is_missing(subject: Subject, composition: Composition) -> None:
         )
 
 
-def _calibrate(
+def calibrate(
     subject: Subject, composition: Composition, source: Subject | Trace | str | Path | None
 ) -> tuple[Calibration | None, str | None]:
     """What the composition learns, and from which trace; never from the evaluated one."""

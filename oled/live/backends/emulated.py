@@ -73,6 +73,7 @@ class Emulated:
         self.paced = paced
         self.now = 0  # the actual end of the last section or step
         self.entries: list[tuple[int, ...]] = []  # as in `oled.sim.timeline.Timeline`
+        self._given = np.zeros(4, np.int64)  # nominal work by lane: `oled.sim.lanes` GPU, H2D, ...
         self._device = np.zeros((max(1, slots), store.form.size), np.float32)
         self._host = _Pacer(paced)
         self._jobs: dict[str, SimpleQueue[LayerWork | None]] = {}
@@ -123,13 +124,16 @@ class Emulated:
     def catch_up(self) -> None:
         self.now = time.perf_counter_ns()
 
-    def take_lateness(self) -> int:
-        """The worst lateness of any lane against its own deadlines since the last call, ns."""
+    def take(self) -> tuple[int, Ints]:
+        """Since the last call: the worst lateness of any lane against its own deadlines, and the
+        nominal work that each lane was given, i64[4]; nanoseconds.
+        """
         pacers = [self._host, *self._pacers.values()]
         worst = max(pacer.late_ns for pacer in pacers)
         for pacer in pacers:
             pacer.late_ns = 0
-        return worst
+        given, self._given = self._given, np.zeros(4, np.int64)
+        return worst, given
 
     def run(self, work: LayerWork) -> None:
         work.begin_ns = self.now
@@ -227,6 +231,7 @@ class Emulated:
         tokens = -(-int(work.count[chosen].sum()) // costs.top_k)
         nominal = int(costs.gpu_ns[costs.layer_class[work.layer], tokens, chosen.size])
         self._free_at[GPU] = start + nominal
+        self._given[ln.GPU] += nominal
         ended = pacer.until(start + nominal)
         kind = ln.LOG_HITS if hits else ln.LOG_LANDED
         self._log(kind, start, ended, work, chosen.size)
@@ -242,7 +247,9 @@ class Emulated:
             start = max(free_at, work.begin_ns, freed)
             source, target = self.store.block[work.row[position]], self._device[slot]
             copy_poisoned(source, target)
-            self._free_at[LINK] = start + copy_ns + (costs.copy_wake_ns if start > free_at else 0)
+            nominal = copy_ns + (costs.copy_wake_ns if start > free_at else 0)
+            self._free_at[LINK] = start + nominal
+            self._given[ln.H2D] += nominal
             work.slot[position] = slot
             ended = pacer.until(self._free_at[LINK])
             target[0] = source[0]
@@ -259,6 +266,8 @@ class Emulated:
         tokens = min(int(counts.sum()), work.tokens)
         called = costs.cpu_call_ns + int(costs.cpu_ns[costs.layer_class[work.layer]][counts].sum())
         begin = work.begin_ns + int(costs.act_out_ns[tokens])
+        self._given[ln.D2H] += begin - work.begin_ns
+        self._given[ln.CPU] += called
         self._log(ln.LOG_OUT, work.begin_ns, begin, work, tokens)
         ended = pacer.until(begin + called + int(costs.act_back_ns[tokens]))
         self._log(ln.LOG_CPU, begin, ended - int(costs.act_back_ns[tokens]), work, len(counts))
