@@ -27,13 +27,7 @@ def rows(run: Run) -> pd.DataFrame:
     axes = {
         "hardware.h2d_pinned": [f"{speed} GB/s" for speed in links],
         "cache.slots": [40, 100],
-        "policy": [
-            "inter_iteration",
-            "llama_cpp_cache",
-            "ktransformers",
-            "oled_layeradapt",
-            "oled",
-        ],
+        "policy": POLICIES,
     }
     return run.sweep(axes, common.synthetic(run.small) | common.MINI)
 

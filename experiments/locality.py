@@ -43,14 +43,19 @@ TARGETS = [  # trace, measure, low, high, whose
     ("llada2_mini, block 32, even", "tokens a forward", 2.4, 2.6, "LLaDA2.0: 2.4 to 2.6"),
 ]
 
+MISSED = {  # (trace, measure): why
+    (DRAWN, "boundary overlap of the old set"): "; no fit passed 0.46: the new set is meant",
+}
+"""Targets that the process is known not to meet."""
+
 
 def rows(run: Run) -> pd.DataFrame:
     """One row a trace; not a sweep, nothing is simulated."""
     run.out.mkdir(parents=True, exist_ok=True)
-    found = [_row("tiny (recorded), block 16", stats(trace_path("demo")))]
+    found = [measures("tiny (recorded), block 16", stats(trace_path("demo")))]
     for spec in _traces(run.small):
         name = f"{spec.geometry}, block {spec.block_length}, {spec.process}"
-        found.append(_row(name, stats(spec.folder())) | {"model_seed": spec.model_seed})
+        found.append(measures(name, stats(spec.folder())) | {"model_seed": spec.model_seed})
     return results.write_table(found, run.out / results.TABLE)
 
 
@@ -64,7 +69,8 @@ def _traces(small: bool) -> Iterator[Synthetic]:
             yield Synthetic("sdar_30b", 32, requests=6, model_seed=seed)
 
 
-def _row(name: str, found: Locality) -> dict[str, Any]:
+def measures(name: str, found: Locality) -> dict[str, Any]:
+    """The row of one trace."""
     overlap, active, boundary = found.overlap, found.active, found.boundary
     after = boundary.after_denoise if boundary else None
     kept = found.persistence.by_transition if found.persistence else {}
@@ -140,5 +146,5 @@ def _claim(
         f"{whose}; allowed {low:g} to {high:g}",
         f"{mean:.3g}{spread}",
         REPRODUCED if residual == 0 else NOT,
-        "" if residual == 0 else f"residual {residual:.2g}",
+        "" if residual == 0 else f"residual {residual:.2g}{MISSED.get((trace, measure), '')}",
     )

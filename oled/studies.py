@@ -25,7 +25,7 @@ log = logging.getLogger("oled")
 
 TOLERANCE = 0.25
 REPRODUCED, DIRECTION, NOT = "reproduced", "same direction", "not reproduced"
-UNKNOWN = "no public figure"
+UNKNOWN, UNDECIDED = "no public figure", "undecided"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ def markdown(table: pd.DataFrame) -> str:
 
 def judge(paper: float, ours: float, neutral: float = 0.0) -> str:
     """The verdict on one figure; `neutral` is no effect: 0 of gains, 1 of ratios."""
-    if abs(ours - paper) <= TOLERANCE * abs(paper):
-        return REPRODUCED
-    return DIRECTION if (ours - neutral) * (paper - neutral) > 0 else NOT
+    if (ours - neutral) * (paper - neutral) <= 0:
+        return NOT
+    return REPRODUCED if abs(ours - paper) <= TOLERANCE * abs(paper) else DIRECTION
 
 
 def judge_range(paper: tuple[float, float], ours: tuple[float, float], neutral: float = 1.0) -> str:

@@ -1,4 +1,4 @@
-"""Ablation, hit rate of retentions by capacity, and allocations against uniform slots.
+"""Ablation, retentions against Belady by capacity, and allocations against uniform slots.
 
 Reads a results table: policy, slots, trace.process, cpu_kernel, runtime, tpot_ns, hit_rate.
 """
@@ -13,7 +13,7 @@ from . import style
 
 NEEDS = ("policy", "slots", "trace.process", "cpu_kernel", "runtime", "tpot_ns", "hit_rate")
 ABLATION = ("naive_lru", "inter_iteration", "oled_priority", "oled_layeradapt", "oled")
-RETENTIONS = ("lru", "lfu", "lrfu", "inter_iteration", "oled_priority", "oracle")
+RETENTIONS = ("lru", "lfu", "lrfu", "inter_iteration", "state_gate", "oled_priority")
 ALLOCATIONS = ("oled_layeradapt", "oled_marginal")
 DISPATCH = "policy.dispatch._target_"
 
@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame) -> Figure:
             _hits(middle, table[own & usual])
             _allocations(right, table[own & usual])
             left.set_title(f"layers {process}: ablation, 40 slots")
-            middle.set_title("hit rate by capacity")
+            middle.set_title("retention by capacity")
             right.set_title("TPOT saved on uniform slots")
         shown = list(dict.fromkeys([*ABLATION, *RETENTIONS, *ALLOCATIONS]))
         style.legend(figure, shown, (), 6)
@@ -67,11 +67,14 @@ def _steps(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _hits(axes: Axes, rows: pd.DataFrame) -> None:
+    best = dict(zip(*_curve(rows, "oracle", "hit_rate"), strict=True))
     for policy in RETENTIONS:
-        places, values = _curve(rows, policy, "hit_rate")
-        style.line(axes, policy, places, values)
+        own = dict(zip(*_curve(rows, policy, "hit_rate"), strict=True))
+        places = [slots for slots in own if slots in best]
+        style.line(axes, policy, places, [100 * (best[slots] - own[slots]) for slots in places])
+    axes.set_ylim(0)
     axes.set_xlabel("slots a layer")
-    axes.set_ylabel("hit rate")
+    axes.set_ylabel("hit rate below Belady's (points)")
 
 
 def _allocations(axes: Axes, rows: pd.DataFrame) -> None:

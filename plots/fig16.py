@@ -44,7 +44,8 @@ def draw(table: pd.DataFrame) -> Figure:
             lower.plot(own[key], own["union"], color="black", marker="o", mfc="white")
             lower.set_ylim(0, 1.15 * max(own["union"]))
             lower.set_xscale("log", base=2)
-            lower.set_xticks(own[key].to_list(), [str(value) for value in own[key]])
+            ticks = [value for value in own[key] if value & (value - 1) == 0]  # powers of two
+            lower.set_xticks(ticks, [str(value) for value in ticks])
             lower.set_xlabel(text)
         panels[0, 0].set_ylabel("TPOT (ms)")
         panels[1, 0].set_ylabel("active experts")

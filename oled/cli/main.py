@@ -16,7 +16,7 @@ from oled.errors import UserError, nearest
 DONE, BAD_INPUT, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 EPILOG = """\
-Runs (demo, record, simulate) take key=value; -m makes a sweep of comma-separated values.
+Runs (demo, record, simulate, sweep) take key=value; -m makes a sweep of comma-separated values.
 'oled VERB --help' says which keys there are. Exit codes: 0 done, 1 bad input or result, 2 usage.
 """
 

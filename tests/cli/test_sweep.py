@@ -17,16 +17,16 @@ BAD = """\
 hydra:
   sweeper:
     params:
-      policy: inter_iteration,mrs,lru
-      cache.slots: 20
-"""  # mrs needs router scores, which the demo trace has not
+      policy: cpu_all,lru,ktransformers
+      cache.staging: 0
+"""  # only those that copy nothing do without a staging slot
 
 
 def test_a_failed_configuration_is_named_and_the_exit_code_is_1(oled, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(BAD)
     done = oled("sweep", "experiment=mine.yaml", "out=out", "sweep.workers=1", torch=False)
     assert done.returncode == 1, done.stderr
-    assert "policy=mrs cache.slots=20 failed: policy 'mrs' needs" in done.stderr
+    assert "policy=lru cache.staging=0 failed: cache.staging=0: policy 'lru' copies" in done.stderr
     table = pd.read_parquet(tmp_path / "out" / "results.parquet")
     assert list(table["error"].isna()) == [True, False, True]
     assert done.stdout.endswith("out/results.parquet\n")

@@ -1,0 +1,49 @@
+"""Time to the first token by system, a panel a shape, a group of bars a workload.
+
+Reads a results table: policy, trace.geometry, trace.workload, ttft_ns.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from . import style
+
+NEEDS = ("policy", "trace.geometry", "trace.workload", "ttft_ns")
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Bars in the order of the table."""
+    shapes = list(dict.fromkeys(table["trace.geometry"]))
+    policies = list(dict.fromkeys(table["policy"]))
+    width = 0.85 / len(policies)
+    with style.styled():
+        figure = Figure(figsize=(style.PAGE_IN, 2.6))
+        panels = figure.subplots(1, len(shapes), squeeze=False)[0]
+        for shape, axes in zip(shapes, panels, strict=True):
+            rows = table[table["trace.geometry"] == shape]
+            workloads = list(dict.fromkeys(rows["trace.workload"]))
+            for number, policy in enumerate(policies):
+                look = style.look(policy)
+                own = rows[rows["policy"] == policy].set_index("trace.workload")
+                axes.bar(
+                    [place + width * (number - len(policies) / 2) for place in range(len(own))],
+                    (own.loc[workloads, "ttft_ns"] / 1e6).to_list(),
+                    width,
+                    color=look.color,
+                    hatch=look.hatch,
+                    edgecolor="black",
+                    linewidth=0.3,
+                )
+            axes.set_xticks(range(len(workloads)), workloads)
+            axes.set_title(shape)
+        panels[0].set_ylabel("TTFT (ms)")
+        looks = [style.look(policy) for policy in policies]
+        handles = [
+            Patch(facecolor=look.color, hatch=look.hatch, edgecolor="black", label=look.label)
+            for look in looks
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=6)
+    return figure
