@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oled.trace.errors import TraceError
 
-MAX_PARTS = 100_000
+MAX_PARTS = 30_000
 """Parts of one trace. Each costs a file to open; more of them want merging into larger ones."""
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_LAYERS = 65536

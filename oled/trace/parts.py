@@ -175,11 +175,15 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 def replace_file(path: Path, text: str) -> None:
     """Put a text in the place of a file in one step, safe on the disk when this returns."""
     temporary = path.with_name(path.name + UNCLOSED)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)  # the renames themselves must reach the disk
     try:
         os.fsync(folder)

@@ -15,13 +15,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.importers.arrays import damage
+from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Source, provenance
 from oled.trace.limits import require_memory
 from oled.trace.manifest import Gap, Kept, Manifest
@@ -32,7 +32,6 @@ from oled.trace.schema import (
     ForwardRecord,
     Geometry,
     Phase,
-    TokenState,
     WeightKind,
 )
 
@@ -206,28 +205,17 @@ def _gaps(header: _Header, cubes: list[_Cube]) -> Iterator[Gap]:
 def _records(cubes: list[_Cube]) -> Iterator[ForwardRecord]:
     layers = np.arange(cubes[0].expert_ids.shape[0])
     for pass_id, cube in enumerate(cubes):
-        tokens = len(cube.steps)
-        decode = cube.phase is Phase.DECODE
-        state = TokenState.DECODED if decode else TokenState.PROMPT
-        accepted = np.zeros(tokens, dtype=np.uint8)
+        accepted = np.zeros(len(cube.steps), dtype=np.uint8)
         accepted[-1] = 1  # the token chosen after the last one
-        rows: Any = None
-        if not cube.present.all():
-            rows = tuple(np.flatnonzero(present) for present in cube.present)
-        yield ForwardRecord(
-            request=0,
-            pass_id=pass_id,
-            phase=cube.phase,
-            layers=layers,
-            expert_ids=cube.expert_ids,
+        yield plain_record(
+            pass_id,
+            cube.phase,
+            layers,
+            cube.expert_ids,
             weights=cube.weights,
             positions=cube.steps,
-            token_ids=np.full(tokens, -1),
-            confidence=np.full(tokens, np.nan),
-            state=np.full(tokens, state),
-            accepted_mask=accepted,
-            context_length=int(cube.steps[0]),
-            accepted=1,
-            produced=int(decode),
-            row_tokens=rows,
+            context=int(cube.steps[0]),
+            accepted=accepted,
+            produced=int(cube.phase is Phase.DECODE),
+            row_tokens=row_tokens(cube.present),
         )

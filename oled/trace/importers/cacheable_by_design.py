@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields, parse_json
 from oled.trace.importers.arrays import read_npz
+from oled.trace.importers.records import plain_record
 from oled.trace.importers.source import Source, provenance
 from oled.trace.manifest import Manifest
 from oled.trace.options import Options
@@ -86,22 +87,13 @@ def _arrays(path: Path) -> tuple[NDArray[Any], Any]:
 def _records(experts: NDArray[Any]) -> Iterator[ForwardRecord]:
     layers = np.arange(experts.shape[0])
     by_token = np.ascontiguousarray(experts.swapaxes(0, 1))  # [N, L, k]
-    weights = np.zeros((experts.shape[0], 1, experts.shape[2]), dtype=np.float32)
     for token, ids in enumerate(by_token):
-        position = token % WINDOW
-        yield ForwardRecord(
-            request=0,
-            pass_id=token,
-            phase=Phase.DECODE,
-            layers=layers,
-            expert_ids=ids[:, None],
-            weights=weights,
-            positions=np.array([position]),
-            token_ids=np.array([-1]),
-            confidence=np.array([np.nan]),
+        yield plain_record(
+            token,
+            Phase.DECODE,
+            layers,
+            ids[:, None],
+            context=token % WINDOW,
             state=np.array([TokenState.PROMPT]),
-            accepted_mask=np.array([1]),
-            context_length=position,
-            accepted=1,
             produced=1,
         )

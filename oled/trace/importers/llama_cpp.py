@@ -51,12 +51,6 @@ class _Pass:
     layers: Ints  # [n]
     experts: tuple[Ints, ...]  # of each layer [tokens * k]
 
-    @property
-    def phase(self) -> Phase:
-        """Several tokens at once are a prompt."""
-        longest = max(len(experts) for experts in self.experts)
-        return Phase.DECODE if longest == min(map(len, self.experts)) == 1 else Phase.PREFILL
-
 
 def read(path: Path, options: Options) -> Source:
     """All passes as request 0."""

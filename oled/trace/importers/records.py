@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oled.trace.schema import MAX_TOKENS, ForwardRecord, Phase, TokenState
+from oled.trace.schema import MAX_TOKENS, ForwardRecord, Phase, RouterScores, TokenState
 
 
 def plain_record(
@@ -26,7 +26,7 @@ def plain_record(
     accepted: NDArray[Any] | None = None,
     produced: int = 0,
     row_tokens: tuple[NDArray[Any], ...] | None = None,
-    **more: Any,
+    scores: RouterScores | None = None,
 ) -> ForwardRecord:
     """A record of ids [Lr, T, k]; whatever is not given is unknown.
 
@@ -56,7 +56,7 @@ def plain_record(
         accepted=int(accepted.sum()),
         produced=produced,
         row_tokens=row_tokens,
-        **more,
+        scores=scores,
     )
 
 

@@ -17,8 +17,6 @@ from oled.trace.fields import JsonFields, brief, parse_json
 from oled.trace.importers.arrays import damage, read_npy, read_npz
 from oled.trace.importers.routed import Routes
 
-SUFFIXES = (".npy", ".npz", ".json", ".jsonl")
-
 
 def arrays_of(path: Path) -> dict[str, NDArray[Any]] | None:
     """Arrays of an NPY (named by its stem) or NPZ file; None where it is neither."""

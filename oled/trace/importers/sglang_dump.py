@@ -98,14 +98,14 @@ def _passes(packs: Sequence[JsonFields], key: str) -> list[list[_Record]]:
     """Records by pass, ascending, each pass by rank."""
     found: dict[int, dict[int, _Record]] = {}
     for pack in packs:
-        experts = array(pack, MAP, 2) if pack.has(MAP) else None
+        experts = _array(pack, MAP, 2) if pack.has(MAP) else None
         for place, data in enumerate(pack.items("records", dict)):
             fields = JsonFields(data, f"{pack.where}: record {place}")
             number, rank = fields.get("forward_pass_id", int), fields.get("rank", int)
             ranks = found.setdefault(number, {})
             if rank in ranks:
                 raise TraceError(f"{fields.where}: pass {number} of rank {rank} is there twice")
-            ids = array(fields, key, 3 if key == IDS else 2)
+            ids = _array(fields, key, 3 if key == IDS else 2)
             if experts is not None and len(experts) != len(ids):
                 raise TraceError(f"{fields.where}: {len(ids)} layers, the map has {len(experts)}")
             ranks[rank] = _Record(fields, ids, experts)
@@ -153,7 +153,7 @@ def _stat_counts(packs: Sequence[JsonFields], tp_size: int | None) -> list[NDArr
     """Counts [layers, E] of the passes that the ring buffers hold."""
     found: list[NDArray[Any]] = []
     for pack in packs:
-        counts = array(pack, LOGICAL, 3)
+        counts = _array(pack, LOGICAL, 3)
         found += [one for one in counts if one.any()]
     common = int(np.gcd.reduce([np.gcd.reduce(one, axis=None) for one in found] or [0]))
     if tp_size is None and common > 1:
@@ -167,7 +167,7 @@ def _stat_counts(packs: Sequence[JsonFields], tp_size: int | None) -> list[NDArr
     return [one // copies for one in found]
 
 
-def array(fields: JsonFields, key: str, dimensions: int) -> NDArray[Any]:
+def _array(fields: JsonFields, key: str, dimensions: int) -> NDArray[Any]:
     """An array of whole numbers with so many dimensions, none of them empty but the tokens."""
     value = fields.data.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
