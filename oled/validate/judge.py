@@ -31,7 +31,7 @@ from oled.sim.metrics import is_decoding
 from oled.trace.steps import Steps
 
 DISTURBED_NS, DISTURBED_SHARE = 400_000, 0.01
-TPOT_GATE, FORWARD_GATE, LANE_GATE = 0.02, 0.03, 0.02
+TPOT_GATE, FORWARD_GATE, LANE_GATE = 0.02, 0.03, 0.01
 LEAST_UNDISTURBED = 0.75  # of the forwards of a configuration; below, the machine is busy
 LANES = ("gpu", "h2d", "d2h", "cpu")
 

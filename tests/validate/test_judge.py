@@ -28,7 +28,7 @@ CONFIGURATIONS = [
     ("naive_lru", 20),
     ("lru", 20),
     ("lru", 50),
-    ("lru", 100),
+    ("oled", 50),
     ("tide", 20),
     ("oled", 20),
 ]
