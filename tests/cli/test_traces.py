@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "trace"))
-from small import diffusion, geometry, manifest, write
+from small import diffusion, edit_manifest, geometry, manifest, write
 
 ROWS = "layer,expert\n" + "".join(f"{layer},{layer}\n{layer},0\n" for layer in (1, 2, 1, 2))
 FACTS = ["experts=8", "top_k=2", "expert_bytes=1KiB"]
@@ -55,6 +56,20 @@ def test_slice_merge_and_view(oled, trace) -> None:
     assert "SELECT layer, expert" in lines[-1]
 
 
+def test_a_partial_trace_needs_a_word(oled, trace) -> None:
+    """G10: what a crash has left is named, and used only when that is asked for."""
+    edit_manifest(trace, lambda data: data.update(status="partial"))
+    (trace / "routing-00001.parquet.unclosed").touch()
+    for words in (["simulate", "trace=./t"], ["stats", "t"], ["export", "csv", "t", "x"]):
+        done = oled(*words, torch=False)
+        assert done.returncode == 1
+        assert "t: the trace is partial: 1 closed parts hold forwards 0 to" in done.stderr
+        assert "routing-00001.parquet.unclosed never closed" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert oled("check", "t", torch=False).returncode == 1
+    assert oled("export", "csv", "t", "x", "--partial", torch=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -90,8 +105,6 @@ def test_wrong_usage(oled, trace, words, message) -> None:
     ],
 )
 def test_bad_input(oled, trace, words, message) -> None:
-    import re
-
     done = oled(*words, torch=False)
     assert done.returncode == 1
     assert re.search(message, done.stderr), done.stderr

@@ -206,6 +206,7 @@ def test_facts_that_contradict_the_dump(tmp_path: Path, two_passes) -> None:
         ({"moe_layers": "2-3"}, "layers 2..3 .2. were named, the recording has experts in 1..3"),
         ({"model": "qwen3"}, "model=qwen3: no model geometry 'qwen3'"),
         ({"topk": 5}, "has no option 'topk'; did you mean 'top_k'"),
+        ({"top_k": 0}, "top_k=0: a token has one expert at least"),
     ):
         with pytest.raises(TraceError, match=message):
             read_source("sglang_dump", tmp_path / "dump", FACTS | options)

@@ -215,3 +215,15 @@ def test_spearman() -> None:
     assert spearman(x, np.array([1.0, 1, 2, 2, 3])) == pytest.approx(0.9486833)
     assert spearman(x, np.ones(5)) is None
     assert spearman(x[:2], x[:2]) is None
+
+
+def test_overlap_needs_the_order_of_forwards() -> None:
+    rng = np.random.default_rng(0)
+    steps = [
+        record(*routes(rng, SHAPE, 2), pass_id=number, context_length=context)
+        for number, context in enumerate((5, 9, 3, 4))  # the third pass has fewer rows
+    ]
+    for changes, pairs in (({}, 2), ({"lacks": ("requests",)}, 3), ({"ordered": False}, 0)):
+        found = locality(trace_of_records(manifest(SHAPE, **changes), steps))
+        assert sum(overlap.pairs for gap, overlap in found.overlap.items() if gap == 1) == 3 * pairs
+        assert found.lines()

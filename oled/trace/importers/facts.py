@@ -8,7 +8,7 @@ from typing import Any, Self
 from oled.errors import UserError
 from oled.models.catalogue import model_geometry
 from oled.trace.errors import TraceError
-from oled.trace.options import Options
+from oled.trace.options import OptionError, Options
 from oled.trace.schema import Geometry
 
 FACTS = {
@@ -58,6 +58,8 @@ class Facts:
             "expert_bytes": options.size("expert_bytes"),
         }
         known |= {key: value for key, value in given.items() if value is not None}
+        if known.get("top_k") == 0:
+            raise OptionError("top_k=0: a token has one expert at least")
         return cls(**known, model=name)
 
     def layer_ids(self, count: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from oled.trace.manifest import Manifest
 from oled.trace.reader import load
 from oled.trace.schema import NO_EXPERT, Phase, TokenState
 from oled.trace.stats.estimate import Estimate, means_of, ratio
@@ -38,7 +39,7 @@ def stats(path: str | Path) -> Locality:
 def locality(trace: Trace) -> Locality:
     """Overlap, boundaries, active experts, persistence and popularity of a trace."""
     steps = build_steps(trace)
-    chains = _Chains.of(steps)
+    chains = _Chains.of(steps, trace.manifest)
     sums = _set_sums(steps, chains)
     gaps = {gap: _overlap(sums[:, place]) for place, gap in enumerate(GAPS)}
     denoise = chains.phase is Phase.DENOISE
@@ -75,14 +76,17 @@ class _Chains:
     requests: int
 
     @classmethod
-    def of(cls, steps: Steps) -> _Chains:
+    def of(cls, steps: Steps, manifest: Manifest) -> _Chains:
         phase = Phase.DENOISE if (steps.phase == Phase.DENOISE).any() else Phase.DECODE
         forward = np.flatnonzero(steps.phase == phase)
         key = np.stack([steps.request[forward], steps.block[forward]])
         new = np.ones(len(forward), dtype=bool)
         new[1:] = (np.diff(key, axis=1) != 0).any(axis=0)
-        if phase is Phase.DECODE:  # a context that does not grow has started again
+        if phase is Phase.DECODE and "requests" not in manifest.lacks:
+            # a context that does not grow has started again
             new[1:] |= np.diff(steps.context[forward]) <= 0
+        if not manifest.ordered:
+            new[:] = True  # no forward is known to follow another
         chain = np.cumsum(new)
         names, row = np.unique(steps.request, return_inverse=True)
         return cls(phase, forward, chain.astype(np.int64), row.astype(np.int64), len(names))
