@@ -17,7 +17,7 @@ from sources import (
     write_lines,
 )
 
-from oled.trace import Kept, Phase, TraceError, load
+from oled.trace import NO_EXPERT, Kept, Phase, TraceError, load
 from oled.trace.check import check
 from oled.trace.importers import import_trace, read_source
 
@@ -72,6 +72,16 @@ def test_unwritten_rows(tmp_path, ids) -> None:
     (gap,) = trace.manifest.gaps
     assert (gap.layer, gap.phase, gap.kept) == (2, Phase.PREFILL, Kept.SOME)
     assert len(trace.routing.forward) == 6 * 3 - 1
+
+
+def test_expert_0_alone_is_a_route_and_zeros_are_none(tmp_path, ids) -> None:
+    ids[1, 1], ids[2, 1], ids[3, 1] = [0, -1], [-1, -1], [0, 0]
+    np.save(tmp_path / "r.npy", ids)
+    trace = imported(tmp_path, "vllm_routed_experts", tmp_path / "r.npy", prompt=7)
+    assert trace.geometry.moe_layers == (1, 2, 3)
+    first = trace.routing.expert_ids[trace.routing.layer == 1]
+    assert first[1].tolist() == [0, NO_EXPERT]
+    assert len(first) == 5
 
 
 def test_half_written_rows_are_refused(tmp_path) -> None:

@@ -113,10 +113,8 @@ def _without_unused_slots(path: Path, found: list[Ids], facts: Facts) -> list[Id
 
 
 def _written(ids: Ids) -> NDArray[np.bool_]:
-    """Which (token, layer) rows are real: bool[tokens, layers]."""
-    if ids.shape[2] == 1:
-        return np.asarray(ids[..., 0] >= 0)
-    return np.asarray((ids > 0).any(axis=2))
+    """Which (token, layer) rows are real, for they name expert 0 at most once."""
+    return np.asarray((ids > 0).any(axis=2) | ((ids == 0).sum(axis=2) == 1))
 
 
 def _moe_layers(
@@ -165,7 +163,8 @@ def _refuse_half_rows(
             token, layer = np.argwhere(twice & there)[0]
             raise TraceError(
                 f"{path}: {routes.name}: token {token}, layer {layers[layer]}: ids "
-                f"{cube[token, layer].tolist()} name an expert twice; the row was not written whole"
+                f"{cube[token, layer].tolist()} name an expert twice: not written whole, or is "
+                f"top_k smaller?"
             )
 
 
