@@ -98,7 +98,7 @@ def _page(name: str, study: Study, table: pd.DataFrame, small: bool) -> str:
         markdown(claims),
         "A verdict is *reproduced* within a quarter of the paper's figure or in the range that the "
         "line allows, *same direction* where sign or order agree. Ours are simulated; no constant "
-        "was tuned for this table.",
+        "belongs to this table alone.",
         f"## Made from\n\n{_origin(table)}",
     ]
     return "\n\n".join(parts) + "\n"

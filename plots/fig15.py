@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame) -> Figure:
             _hits(middle, table[own & usual])
             _allocations(right, table[own & usual])
             left.set_title(f"layers {process}: ablation, 40 slots")
-            middle.set_title("retention by capacity")
+            middle.set_title("hit rate by capacity")
             right.set_title("TPOT saved on uniform slots")
         shown = list(dict.fromkeys([*ABLATION, *RETENTIONS, *ALLOCATIONS]))
         style.legend(figure, shown, (), 6)
@@ -74,7 +74,7 @@ def _hits(axes: Axes, rows: pd.DataFrame) -> None:
         style.line(axes, policy, places, [100 * (best[slots] - own[slots]) for slots in places])
     axes.set_ylim(0)
     axes.set_xlabel("slots a layer")
-    axes.set_ylabel("hit rate below Belady's (points)")
+    axes.set_ylabel("points below Belady")
 
 
 def _allocations(axes: Axes, rows: pd.DataFrame) -> None:

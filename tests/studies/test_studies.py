@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -107,3 +109,15 @@ def test_every_study_has_what_reproduce_needs() -> None:
         module = importlib.import_module(f"oled._experiments.{name}")
         for part in ("TITLE", "rows", "draw", "summary", "claims"):
             assert hasattr(module, part), f"{name} has no {part}"
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_report(root: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("there is no Chromium on this machine")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    done = subprocess.run(
+        [browser, *options, report(root).as_uri()], capture_output=True, text=True, timeout=60
+    )
+    assert "Ours beside the paper" in done.stdout
