@@ -88,6 +88,14 @@ def test_what_the_fuzzer_found(tmp_path: Path) -> None:
             read_source("vllm_routed_experts", write_json(tmp_path / "d.json", response), FACTS)
 
 
+@pytest.mark.filterwarnings("error")
+def test_infinite_weights_make_no_noise(folder: Path) -> None:
+    kind = pa.list_(pa.float32(), 2)
+    infinite = put("weights", lambda n: pa.array([[np.inf, -np.inf]] * n, kind))
+    rewrite(folder, ROUTING, infinite)
+    assert set(check(folder).breaches) == {"weight_finite"}
+
+
 def test_a_file_cut_anywhere(folder: Path) -> None:
     whole = (folder / ROUTING).read_bytes()
     for length in range(0, len(whole), max(len(whole) // 25, 1)):
