@@ -123,7 +123,8 @@ def summary(table: pd.DataFrame) -> str:
     return (
         "The synthetic process was fitted to the published figures once: that it meets them shows "
         "that they can be met together, no more. The recorded model is the small one of this "
-        "package.\n\nMeans over the made-up models. Overlap, boundary and cosine as `oled stats` defines them; "
+        "package.\n\nMeans over the made-up models. Overlap, boundary and cosine as `oled stats` "
+        "defines them; "
         "*kept* is the share of a token's experts that stay, by what becomes of it.\n\n"
         + markdown(shown.rename_axis("measure").reset_index())
     )

@@ -20,6 +20,7 @@ DISPATCH = "policy.dispatch._target_"
 
 def draw(table: pd.DataFrame) -> Figure:
     """A row of panels a process (layers even, uneven)."""
+    table = table[table["trace.process"].notna()]
     if DISPATCH in table:
         table = table[table[DISPATCH].isna()]
     usual = (table["cpu_kernel"] == "tuned") & (table["runtime"] == "graph_fused")
