@@ -1,8 +1,8 @@
 """The package mapping: folders of the checkout that are found inside `oled` once it is installed.
 
-conf/, experiments/, plots/ and traces/ lie at the top of the repository, where people look for them.
-Installed (editable or from a wheel) they are `oled._conf`, `oled._plots` and so on, and `oled.paths`
-finds them in one way. Everything else is in pyproject.toml.
+conf/, experiments/, plots/ and traces/ lie at the top of the repository, where people look for
+them. Installed (editable or from a wheel) they are `oled._conf`, `oled._plots` and so on, and
+`oled.paths` finds them in one way. Everything else is in pyproject.toml.
 """
 
 from setuptools import find_packages, setup

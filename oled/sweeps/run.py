@@ -39,9 +39,13 @@ def sweep(
     The keys are those of the command line: {"policy": ["lru", "oled"], "cache.slots": [40, 100]}.
     With `out` the rows are kept in OUT/results.parquet; `resume` computes only what is missing.
     """
-    points = product(axes, base)
-    hashes = _trace_hashes(points)
-    digests = {point: point.digest(hashes[point.trace_name]) for point in points}
+    asked = product(axes, base)
+    hashes = _trace_hashes(asked)
+    by_digest: dict[str, Configuration] = {}  # a default that is spelt out makes no new point
+    for point in asked:
+        by_digest.setdefault(point.digest(hashes[point.trace_name]), point)
+    digests = {point: digest for digest, point in by_digest.items()}
+    points = list(digests)
     declaration = {"base": _common(points), "traces": hashes}
     journal = Journal(Path(out), declaration, resume=resume) if out is not None else None
     rows = dict(journal.done) if journal else {}

@@ -62,6 +62,16 @@ def test_what_is_misspelt_is_refused_before_anything_runs(axes, message) -> None
         sweep(axes, workers=HERE)
 
 
+def test_a_default_that_is_spelt_out_is_no_other_point() -> None:
+    axes = [{"policy": ["lru", "lfu"]}, {"policy": "lru", "workload.batch_size": [1, 2]}]
+    table = sweep(axes, workers=HERE)
+    assert list(zip(table["policy"], table["batch_size"], strict=True)) == [
+        ("lru", 1),
+        ("lfu", 1),
+        ("lru", 2),
+    ]
+
+
 def test_a_row_is_the_simulation() -> None:
     table = sweep(
         {"hardware.h2d_pinned": ["20 GB/s", "40 GB/s"]},
