@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 V = TypeVar("V")
 E = TypeVar("E", bound=StrEnum)
@@ -22,9 +25,12 @@ def brief(value: object) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value that a JSON text holds."""
+    """The value that a JSON text holds; its strings can be written and printed."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if _SURROGATE.search(text):  # half a character, by itself, has no bytes
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: not readable as JSON ({error}); restore it") from None
 

@@ -96,6 +96,15 @@ def test_infinite_weights_make_no_noise(folder: Path) -> None:
     assert set(check(folder).breaches) == {"weight_finite"}
 
 
+@pytest.mark.filterwarnings("error")
+def test_old_types_make_no_noise(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 2, 2), dtype="S4"))
+    whole = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(whole.replace(b"'|S4'", b"'|a4'"))
+    with pytest.raises(TraceError, match="must be integers"):
+        read_source("vllm_routed_experts", tmp_path / "a.npy", FACTS)
+
+
 def test_a_file_cut_anywhere(folder: Path) -> None:
     whole = (folder / ROUTING).read_bytes()
     for length in range(0, len(whole), max(len(whole) // 25, 1)):
@@ -224,6 +233,7 @@ def test_lies(folder: Path, change, message: str, rule: str) -> None:
         (b"\xff\xfe", "not readable as text"),
         (b'{"schema_version": ' + b"9" * 5000 + b"}", "not readable as JSON"),
         (b'{"schema_version": -1}', "schema version -1"),
+        (b'{"schema_version": 1, "model": {"id": "\\ud800"}}', "not readable as JSON"),
     ],
 )
 def test_manifests_that_are_none(folder: Path, text: bytes, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -57,7 +58,9 @@ _DTYPES = {
 def damage(path: Path, kind: str) -> Iterator[None]:
     """What a reader says of a damaged file, in one line with its name."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what the file holds: it is refused, or harmless
+            yield
     except TraceError:
         raise
     except DAMAGE as error:
