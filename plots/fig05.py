@@ -1,7 +1,7 @@
 """TPOT and hit rate by policy and cache size, beside the references (as the paper's figure 5).
 
 Reads a results table: policy, slots, tpot_ns, hit_rate and the references of every row. Where the
-table has several shapes or runtimes, each combination is a panel of its own.
+table has several shapes, runtimes, …, each combination is a panel of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from . import style
 
 NEEDS = ("policy", "slots", "tpot_ns", "hit_rate")
+APART = ("trace.geometry", "runtime", "hardware", "scope", "staging", "lifecycle", "batch_size")
 TIMES = ("ideal", "all_resident", "bound_relaxed", "ref_belady_uniform")
 
 
@@ -47,13 +48,24 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def _places(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Title and rows of each panel: the sizes, and what else the table tells apart."""
-    known = [key for key in ("trace.geometry", "runtime") if key in table]
-    keys = [key for key in known if table[key].nunique() > 1]
-    parts = table.groupby([*keys, "slots"], sort=False)
-    return {
-        "\n".join([*map(str, values[:-1]), f"{values[-1]} slots a layer"]): part
-        for values, part in parts
-    }
+    keys = [key for key in APART if key in table and table[key].nunique() > 1]
+    places = {}
+    for values, part in table.groupby([*keys, "slots"], sort=False):
+        named = [_title(key, value) for key, value in zip(keys, values[:-1], strict=True)]
+        title = "\n".join([*named, f"{values[-1]} slots a layer"])
+        twice = part["policy"][part["policy"].duplicated()]
+        if len(twice):
+            raise ValueError(
+                f"several rows for {twice.iloc[0]} at {title!r}; it tells apart policy, slots, "
+                f"{', '.join(APART)} only"
+            )
+        places[title] = part
+    return places
+
+
+def _title(key: str, value: object) -> str:
+    """Names speak for themselves, numbers do not."""
+    return f"{key} {value}" if key in ("staging", "batch_size") else str(value)
 
 
 def _place(policy: str) -> tuple[int, str]:

@@ -192,8 +192,12 @@ def _draw(name: str, data: Any, folder: Path, stem: str) -> str:
     missing = [key for key in figure.NEEDS if key not in data]
     if missing:
         raise UserError(f"figure {name} needs {', '.join(missing)}: these are other results")
+    try:
+        drawn = figure.draw(data)
+    except ValueError as error:  # the figure says what it can not draw
+        raise UserError(f"figure {name}: {error}") from error
     save = importlib.import_module("oled._plots.style").save
-    return "\n".join(map(str, save(figure.draw(data), folder, stem)))
+    return "\n".join(map(str, save(drawn, folder, stem)))
 
 
 def _plot(arguments: Arguments) -> int:

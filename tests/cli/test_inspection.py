@@ -69,7 +69,7 @@ def test_policies_say_what_they_need_of_a_trace(oled):
     ("words", "message"),
     [
         (["list", "modls"], "there is no list 'modls'; did you mean 'models'?"),
-        (["plot", "fig5", "x"], "there is no figure 'fig5'; did you mean 'fig05'?"),
+        (["plot", "localty", "x"], "there is no figure 'localty'; did you mean 'locality'?"),
     ],
 )
 def test_a_wrong_name_is_wrong_usage(oled, words, message):

@@ -133,3 +133,11 @@ def test_a_figure_says_what_it_needs_and_what_it_shows(name):
     module = importlib.import_module(f"oled._plots.{name}")
     assert module.NEEDS
     assert module.__doc__.partition("\n")[0].endswith(".")
+
+
+def test_what_a_sweep_varies_beside_the_size_has_panels_of_its_own():
+    both = pd.concat([table().assign(staging=str(staging)) for staging in (8, 4)])
+    titles = [axes.get_title() for axes in fig05.draw(both).axes[:4]]
+    assert titles == [f"staging {s}\n{n} slots a layer" for s in (8, 4) for n in (20, 50)]
+    with pytest.raises(ValueError, match="several rows for lru at"):
+        fig05.draw(pd.concat([table(), table()]))
