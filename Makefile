@@ -6,14 +6,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 OUT ?= demo-out
+VALIDATION ?= validation
 
-.PHONY: demo test check format install clean
+.PHONY: demo test validate check format install clean
 
 demo: $(READY)
 	$(BIN)/oled demo out=$(OUT)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
+
+validate: $(READY)
+	$(BIN)/oled validate out=$(VALIDATION)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -55,5 +55,4 @@ def draw(report: Mapping[str, Any]) -> Figure:
             f"{report['undisturbed_share']:.0%} of forwards undisturbed",
             fontsize=6,
         )
-        figure.tight_layout()
         return figure

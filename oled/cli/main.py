@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from oled import __version__
-from oled.cli import inspection, runs, studies, traces
+from oled.cli import inspection, live, runs, studies, traces
 from oled.cli.usage import UsageError
 from oled.errors import UserError, nearest
 
@@ -31,6 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"oled {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     runs.add_verbs(verbs)
+    live.add_verbs(verbs)
     studies.add_verbs(verbs)
     inspection.add_verbs(verbs)
     traces.add_verbs(verbs)
@@ -39,12 +40,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _verb(argv: Sequence[str]) -> Callable[[], int]:
     """The verb's function with its arguments read."""
-    known = [*runs.VERBS, *studies.VERBS, *inspection.VERBS, *traces.VERBS]
+    known = [*runs.VERBS, *live.VERBS, *studies.VERBS, *inspection.VERBS, *traces.VERBS]
     word = argv[0] if argv else ""
     if word and not word.startswith("-") and word not in known:
         raise UsageError(f"there is no verb '{word}'; {nearest(word, known)}")
     rest = list(argv[1:])
-    for module in (runs, studies):
+    for module in (runs, live, studies):
         if word in module.VERBS and not {"-h", "--help"} & set(rest):
             return functools.partial(module.run, word, rest)
     args = _parser().parse_args(argv)

@@ -8,10 +8,14 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oled.cli.usage import UsageError
 from oled.errors import nearest
 from oled.paths import conf_dir
+
+if TYPE_CHECKING:
+    from oled.cli.jobs import Job
 
 VERBS = {
     "demo": "the whole job on the bundled model: record, check, replay, compare",
@@ -77,9 +81,18 @@ def _options(group: str) -> list[str]:
 
 def run(verb: str, arguments: list[str]) -> int:
     """Runs a verb whose arguments are key=value."""
-    if not sys.stderr.isatty():  # transformers' bars, which do not ask
+    quiet_bars()
+    if verb == "demo":
+        return _demo(arguments)
+    from oled.cli import jobs
+
+    return run_hydra(verb, arguments, {"record": jobs.record, "simulate": jobs.simulate}[verb])
+
+
+def quiet_bars() -> None:
+    """No bars of transformers, which do not ask, where nobody watches."""
+    if not sys.stderr.isatty():
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    return _demo(arguments) if verb == "demo" else _hydra(verb, arguments)
 
 
 def _demo(arguments: list[str]) -> int:
@@ -93,18 +106,18 @@ def _demo(arguments: list[str]) -> int:
         values[key] = value
     from oled.demo import demo
 
-    _log_to_stderr()
+    log_to_stderr()
     print(demo(Path(values["out"]), device=values["device"]))
     return 0
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     logger = logging.getLogger("oled")
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler())
 
 
-def _hydra(verb: str, arguments: list[str]) -> int:
+def run_hydra(verb: str, arguments: list[str], job: Job) -> int:
     """Composes the verb's configuration and runs its job, once or over a sweep."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to us instead of to the terminal
     import hydra
@@ -112,7 +125,6 @@ def _hydra(verb: str, arguments: list[str]) -> int:
     from oled.cli import jobs, overrides, schema, sweep
 
     schema.register()
-    job = {"record": jobs.record, "simulate": jobs.simulate}[verb]
     sys.argv = [f"oled {verb}", *overrides.rewrite(arguments)]
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=verb)
     try:

@@ -115,11 +115,66 @@ class Record:
     seed: int = MISSING
 
 
+@dataclass
+class Run:
+    """`oled run`."""
+
+    out: str = MISSING
+    model: Model = field(default_factory=Model)
+    decode: Any = MISSING
+    trace: Trace | None = None
+    policy: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    runtime: dict[str, Any] = field(default_factory=dict)
+    cache: Cache = field(default_factory=Cache)
+    cost: Cost = field(default_factory=Cost)
+    backend: str = MISSING
+    paced: bool = MISSING
+    prompts: str | None = MISSING
+    skip: int = MISSING
+    limit: int | None = MISSING
+    forwards: int | None = MISSING
+    calibration: str | None = MISSING
+    seed: int = MISSING
+    timeline: str | None = MISSING
+
+
+@dataclass
+class PaceKeys:
+    dilation: float = MISSING
+    kept: bool = MISSING
+
+
+Preset = Enum("Preset", ["short", "full"])
+
+
+@dataclass
+class Validate:
+    """`oled validate`."""
+
+    out: str = MISSING
+    trace: Trace = field(default_factory=Trace)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    runtime: dict[str, Any] = field(default_factory=dict)
+    cache: Cache = field(default_factory=Cache)
+    cost: Cost = field(default_factory=Cost)
+    preset: Preset = MISSING
+    policies: list[str] | None = MISSING
+    backend: str = MISSING
+    pace: PaceKeys = field(default_factory=PaceKeys)
+    repeats: int = MISSING
+    forwards: int | None = MISSING
+    calibration: str | None = MISSING
+    seed: int = MISSING
+
+
 def register() -> None:
     """Makes the classes known to Hydra under the names that conf/ refers to."""
     store = ConfigStore.instance().store
     store(name="simulate_schema", node=Simulate)
     store(name="record_schema", node=Record)
+    store(name="run_schema", node=Run)
+    store(name="validate_schema", node=Validate)
     store(group="trace", name="synthetic_schema", node=SyntheticTrace)
     store(group="decode", name="block_diffusion_schema", node=BlockDiffusion)
     store(group="decode", name="autoregressive_schema", node=Decode)

@@ -24,6 +24,7 @@ from oled.sim.prepare import Assembly
 from oled.sim.replay import clear, fit_capacities, reset
 from oled.sim.settings import Settings
 from oled.sim.tally import Tally, count_step, write_plan
+from oled.trace.steps import Steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +33,23 @@ class PlanLog:
 
     plans: NDArray[np.uint8]  # [N] state | place << 2 | stays << 4
     orders: NDArray[np.int32]  # [N] place in the transfer order, -1 if none
+
+
+def first_difference(live: PlanLog, simulated: PlanLog, steps: Steps) -> str | None:
+    """Where two plan logs part, in words; None where they are equal."""
+    if live.plans.size != simulated.plans.size:
+        return f"{live.plans.size} entries live, {simulated.plans.size} simulated"
+    unequal = (live.plans != simulated.plans) | (live.orders != simulated.orders)
+    if not unequal.any():
+        return None
+    entry = int(np.argmax(unequal))
+    step = int(np.searchsorted(steps.offsets, entry, side="right")) - 1
+    return (
+        f"forward {steps.forward[step]}, MoE layer {steps.layer[step]}, expert "
+        f"{steps.expert[entry]}: live plan {live.plans[entry]:#04x} place "
+        f"{live.orders[entry]}, simulated {simulated.plans[entry]:#04x} place "
+        f"{simulated.orders[entry]}"
+    )
 
 
 def refuse_unsupported(composition: Composition, settings: Settings) -> None:
@@ -116,11 +134,30 @@ class Decider:
         functions = [p.compiled() if isinstance(p, Kernel) else p for p in parts]
         self._allocate = functions[2]
         self._deciders: list[Any] = [functions[0], functions[1], functions[3]]
-        compiled = all(isinstance(part, Kernel) for part in parts)
-        self._run: Callable[..., int] | None = None if compiled else _decide_step
+        self._run: Callable[..., int] = _decide_step
+        if all(isinstance(part, Kernel) for part in parts):
+            around = [numba.typeof(data) for data in self._data()]
+            self._run = _compiled((*around[:2], interface.STEP, *around[2:]))
+            self._deciders = [
+                _Pointer(part, sig) for part, sig in zip(self._deciders, _SIGNATURES, strict=True)
+            ]
         self._plans: list[NDArray[np.uint8]] = []
         self._orders: list[NDArray[np.int32]] = []
         self._steps = 0
+
+    def _data(self) -> tuple[Any, ...]:
+        """What `_decide_step` gets beside functions and step, in its order."""
+        ready = self.ready
+        return (
+            ready.params,
+            ready.memory,
+            ready.cache,
+            ready.costs,
+            ready.plan,
+            ready.rules,
+            ready.lanes,
+            self.tally,
+        )
 
     def begin_request(self) -> None:
         """Scores, residency and allocation start afresh; learned memory stays."""
@@ -140,24 +177,8 @@ class Decider:
 
     def decide(self, step: Step) -> int:
         """Fill `ready.plan`; returns the slots that copies may take at once."""
-        ready = self.ready
-        data = (
-            ready.params,
-            ready.memory,
-            step,
-            ready.cache,
-            ready.costs,
-            ready.plan,
-            ready.rules,
-            ready.lanes,
-            self.tally,
-        )
-        if self._run is None:  # the types of the data never change in a run
-            self._run = _compiled(tuple(map(numba.typeof, data)))
-            self._deciders = [
-                _Pointer(part, sig) for part, sig in zip(self._deciders, _SIGNATURES, strict=True)
-            ]
-        slots = self._run(*self._deciders, *data)
+        params, memory, *rest = self._data()
+        slots = self._run(*self._deciders, params, memory, step, *rest)
         active = step.expert.size
         self._plans.append(self.tally.plans[:active].copy())
         self._orders.append(self.tally.orders[:active].copy())

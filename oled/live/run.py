@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +16,13 @@ from tqdm import tqdm
 from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs
 from oled.live.backends.emulated import Emulated
-from oled.live.decider import Decider, PlanLog, refuse_unsupported
+from oled.live.decider import Decider, PlanLog, first_difference, refuse_unsupported
 from oled.live.executor import Executor, device_slots
 from oled.live.experts import common_form, take_experts
 from oled.live.hooks import Offloaded
-from oled.live.steplog import StepLog
+from oled.live.steplog import StepLog, empty_steps
 from oled.live.store import Preflight, free_host_memory
+from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
 from oled.policies.part import NEEDS
@@ -32,9 +35,11 @@ from oled.sim.calibration import Calibration
 from oled.sim.prepare import assemble, replay_steps
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget, parse_slots
+from oled.sim.timeline import write_events
 from oled.trace.schema import Geometry, Phase
 from oled.trace.steps import Steps
 
+_RATES = ("hit_rate", "hit_rate_tokens", "accesses", "hits", "transfers", "cpu_executions")
 _KNOWN_LATER = frozenset({"scores", "predictions", "future"})
 """What a live decoding does not gather, or cannot know."""
 
@@ -71,32 +76,34 @@ class LiveRun:
         rows = {int(request): 1 for request in np.unique(self.steps.request)}
         return metrics.tpot_ns(self.forward_ns, self.steps, rows)
 
+    def summary(self) -> dict[str, Any]:
+        """Flat figures; times are wall times of this machine."""
+        forwards = len(self.passes)
+        return {
+            "forwards": forwards,
+            "layer_steps": self.steps.num_steps,
+            "tokens": int(self.steps.produced.sum()),
+            "tpot_ns": self.tpot_ns,
+            "decide_ns_per_forward": self.decide_ns / forwards,
+            "store_bytes": self.preflight.store,
+            "device_bytes": self.preflight.device,
+            **{name: self.rates[name] for name in _RATES},
+        }
 
-def empty_steps(geometry: Geometry) -> Steps:
-    """A trace of this geometry with no forwards: what is known before decoding."""
-    none = np.zeros(0, np.int64)
-    return Steps(
-        request=none,
-        phase=none,
-        block=none,
-        step=none,
-        tokens=none,
-        context=none,
-        accepted=none,
-        produced=none,
-        source=none,
-        step_offsets=np.zeros(1, np.int64),
-        forward=none,
-        layer=none,
-        offsets=np.zeros(1, np.int64),
-        expert=np.zeros(0, np.uint16),
-        count=np.zeros(0, np.int32),
-        mass=np.zeros((0, 4), np.float32),
-        last_token=np.zeros(0, np.int32),
-        num_experts=np.array(geometry.experts_per_layer, np.int64),
-        expert_bytes=np.array(geometry.expert_bytes, np.int64),
-        top_k=geometry.top_k,
-    )
+    def lines(self) -> list[str]:
+        """The same in words."""
+        found = self.summary()
+        tpot = "-" if self.tpot_ns is None else f"{self.tpot_ns / 1e6:.2f} ms"
+        return [
+            f"{found['tokens']} tokens in {found['forwards']} forwards, TPOT {tpot} (wall, this "
+            f"machine); deciding {found['decide_ns_per_forward'] / 1e3:.0f} us a forward",
+            f"hit rate {found['hit_rate'] or 0:.1%}, {found['transfers']} transfers, "
+            f"{found['cpu_executions']} on the CPU",
+        ]
+
+    def write_timeline(self, file: Path, name: str) -> Path:
+        """What the lanes did, in a file that Perfetto opens."""
+        return write_events(file, live_timeline(self.entries, self.layers, name).events())
 
 
 def live_run(
@@ -128,7 +135,7 @@ def live_run(
     decoding = decode.resolve(loaded.model, loaded.tokenizer)
     requests = tokenize(prompts, loaded.tokenizer)
     most = max(len(request.prompt) for request in requests) + decoding.max_new_tokens
-    costs = _costs(geometry, known, most, machine)
+    costs = _costs(geometry, known, most, machine, settings)
     budget = parse_slots(settings.slots, settings.scope, known.num_experts, costs.expert_bytes)
     ready = assemble(known, costs, composition, budget, settings, calibration)
     pooled_bytes = budget.total_bytes if ready.rules.pooled else 0
@@ -189,7 +196,9 @@ def output_tokens(passes: Sequence[Pass]) -> list[int]:
     return [written[position] for position in sorted(written)][:delivered]
 
 
-def _costs(geometry: Geometry, known: Steps, most_tokens: int, machine: Machine) -> CostTables:
+def _costs(
+    geometry: Geometry, known: Steps, most_tokens: int, machine: Machine, settings: Settings
+) -> CostTables:
     return build_costs(
         geometry,
         known.tokens,
@@ -198,24 +207,22 @@ def _costs(geometry: Geometry, known: Steps, most_tokens: int, machine: Machine)
         machine.profile,
         machine.runtime,
         machine.geometry,
+        kernel=settings.cpu_kernel,
+        pinned=settings.pinned,
     )
 
 
-def decisions_agree(
+def compare_decisions(
     run: LiveRun,
     composition: Composition,
     settings: Settings,
     calibration: Calibration | None = None,
-) -> bool:
-    """Whether the simulator decides the same on the routing that the run made."""
+) -> str | None:
+    """Where the simulator, given the routing that the run made, decides something else."""
+    forwards = run.steps.num_forwards
     costs = replace(
-        run.costs,
-        head_ns=np.zeros(run.steps.num_forwards, np.int64),
-        dense_ns=np.zeros(run.steps.num_forwards, np.int64),
+        run.costs, head_ns=np.zeros(forwards, np.int64), dense_ns=np.zeros(forwards, np.int64)
     )
-    simulated = replay_steps(
-        run.steps, costs, composition, run.budget, replace(settings, plans=True), calibration
-    ).tally
-    return np.array_equal(simulated.plans, run.plans.plans) and np.array_equal(
-        simulated.orders, run.plans.orders
-    )
+    asked = replace(settings, plans=True)
+    tally = replay_steps(run.steps, costs, composition, run.budget, asked, calibration).tally
+    return first_difference(run.plans, PlanLog(tally.plans, tally.orders), run.steps)

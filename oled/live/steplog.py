@@ -10,6 +10,7 @@ from oled.live.kernels import Floats
 from oled.policies.interface import Step
 from oled.record.decode import Pass
 from oled.trace.kernels import aggregate
+from oled.trace.schema import Geometry
 from oled.trace.steps import Steps
 
 _NO_FUTURE = np.zeros(0, np.int64)
@@ -140,3 +141,30 @@ class StepLog:
             expert_bytes=expert_bytes,
             top_k=self._top_k,
         )
+
+
+def empty_steps(geometry: Geometry) -> Steps:
+    """A trace of this geometry with no forwards: what is known before decoding."""
+    none = np.zeros(0, np.int64)
+    return Steps(
+        request=none,
+        phase=none,
+        block=none,
+        step=none,
+        tokens=none,
+        context=none,
+        accepted=none,
+        produced=none,
+        source=none,
+        step_offsets=np.zeros(1, np.int64),
+        forward=none,
+        layer=none,
+        offsets=np.zeros(1, np.int64),
+        expert=np.zeros(0, np.uint16),
+        count=np.zeros(0, np.int32),
+        mass=np.zeros((0, 4), np.float32),
+        last_token=np.zeros(0, np.int32),
+        num_experts=np.array(geometry.experts_per_layer, np.int64),
+        expert_bytes=np.array(geometry.expert_bytes, np.int64),
+        top_k=geometry.top_k,
+    )

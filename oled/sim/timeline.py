@@ -42,6 +42,7 @@ class Timeline:
     name: str
     layers: tuple[int, ...]  # absolute id of each MoE layer
     entries: NDArray[np.int64]
+    side: str = "simulated"  # or "live"
 
     @classmethod
     def of(cls, lanes: ln.Lanes, layers: Sequence[int], name: str) -> Timeline:
@@ -53,19 +54,10 @@ class Timeline:
 
     def write(self, path: str | Path) -> Path:
         """Write a `.json.gz` (or `.json`) that ui.perfetto.dev opens; same input, same bytes."""
-        file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": self.events()})
-        data = text.encode()
-        if file.suffix == ".gz":
-            data = gzip.compress(data, mtime=0)
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        temporary.write_bytes(data)
-        temporary.replace(file)
-        return file
+        return write_events(path, self.events())
 
     def _names(self, process: int) -> Iterator[dict[str, Any]]:
-        yield _meta(process, 0, "process_name", {"name": f"simulated: {self.name}"})
+        yield _meta(process, 0, "process_name", {"name": f"{self.side}: {self.name}"})
         for thread, lane in enumerate(LANES):
             yield _meta(process, thread, "thread_name", {"name": lane})
             yield _meta(process, thread, "thread_sort_index", {"sort_index": thread})
@@ -119,6 +111,20 @@ class Timeline:
                 flow["id"] = number
                 yield {**flow, "ph": "s", "tid": 1, "ts": landed / 1e3}
                 yield {**flow, "ph": "f", "bp": "e", "tid": 0, "ts": launches[launch] / 1e3}
+
+
+def write_events(path: str | Path, events: list[dict[str, Any]]) -> Path:
+    """Write the events of one or more timelines as one file, all of it or nothing."""
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
+    data = text.encode()
+    if file.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(file)
+    return file
 
 
 def _meta(process: int, thread: int, name: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ def write(report: Mapping[str, Any], out: Path) -> list[Path]:
     """OUT/report.json and the scatter beside it."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / REPORT, report)
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph
     figure = importlib.import_module("oled._plots.validate").draw(report)
     saved = importlib.import_module("oled._plots.style").save(figure, out, "validate")
     return [out / REPORT, *saved]

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oled.hardware import CostTables, Profile, Runtime, build_costs
-from oled.live.decider import PlanLog, refuse_unsupported
+from oled.live.decider import PlanLog, first_difference, refuse_unsupported
+from oled.live.machine import machine
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay
 from oled.live.store import HostStore
 from oled.models.catalogue import ModelGeometry
@@ -29,7 +27,6 @@ from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
 from oled.sim.subject import Subject
 from oled.trace import Trace
-from oled.trace.steps import Steps
 from oled.validate.judge import LANES, Pair, is_busy, judge, row
 from oled.validate.pace import Pace
 
@@ -62,7 +59,7 @@ class Plan:
     slots: tuple[int | float | str, ...]
     forwards: int  # from the first one on
     repeats: int = 3
-    extra_s: float = 0.0  # time for more repeats where the machine disturbed too many forwards
+    budget_s: float = 0.0  # while less has passed, disturbed configurations are run again
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +95,22 @@ def validate(
             configurations.append(Configuration(composition, chosen, learned))
     routing = Routing.of(trace, 0, plan.forwards)
     steps = routing.steps
-    most = int(steps.tokens.max())
-    costs = pace.of(
-        build_costs(trace.geometry, steps.tokens, steps.context, most, profile, runtime, geometry)
-    )
     store = HostStore.random(form_of(trace.geometry), steps.num_experts, settings.seed)
+    size = store.form.size * 4  # the live side moves float32, whatever the trace counts
+    own = replace(trace.geometry, expert_bytes=(size,) * steps.num_layers)
+    costs = pace.of(
+        build_costs(
+            own,
+            steps.tokens,
+            steps.context,
+            int(steps.tokens.max()),
+            profile,
+            runtime,
+            geometry,
+            kernel=settings.cpu_kernel,
+            pinned=settings.pinned,
+        )
+    )
     pairs = run_pairs(routing, store, costs, configurations, plan, paced=pace.kept)
     rows = [row(pair, steps) for pair in pairs]
     return {
@@ -142,11 +150,11 @@ def run_pairs(
     def one_more(index: int) -> None:
         runs[index].append(_live(routing, store, costs, configurations[index], paced))
 
+    deadline = time.perf_counter() + plan.budget_s
     for repeat in range(plan.repeats):
         log.info("live runs, repeat %d of %d", repeat + 1, plan.repeats)
         for index in range(len(configurations)):
             one_more(index)
-    deadline = time.perf_counter() + plan.extra_s
     while time.perf_counter() < deadline:
         disturbed = [index for index, repeats in enumerate(runs) if _is_busy(repeats)]
         if not disturbed:
@@ -226,38 +234,3 @@ def work_ns(entries: NDArray[np.int64], forwards: int) -> NDArray[np.int64]:
         mine = entries[entries[:, 0] == kind]
         np.add.at(work[:, lane], mine[:, 3], mine[:, 2] - mine[:, 1])
     return work
-
-
-def first_difference(live: PlanLog, simulated: PlanLog, steps: Steps) -> str | None:
-    """Where two plan logs part, in words; None where they are equal."""
-    if live.plans.size != simulated.plans.size:
-        return f"{live.plans.size} entries live, {simulated.plans.size} simulated"
-    unequal = (live.plans != simulated.plans) | (live.orders != simulated.orders)
-    if not unequal.any():
-        return None
-    entry = int(np.argmax(unequal))
-    step = int(np.searchsorted(steps.offsets, entry, side="right")) - 1
-    return (
-        f"forward {steps.forward[step]}, MoE layer {steps.layer[step]}, expert "
-        f"{steps.expert[entry]}: live plan {live.plans[entry]:#04x} place "
-        f"{live.orders[entry]}, simulated {simulated.plans[entry]:#04x} place "
-        f"{simulated.orders[entry]}"
-    )
-
-
-def machine() -> dict[str, Any]:
-    """Where this ran."""
-    return {
-        "processor": _processor(),
-        "cpus": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
-
-
-def _processor() -> str:
-    """The name of the processor, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -55,13 +56,19 @@ def test_every_option_composes(group, option):
     assert group == "experiment" or config[group]
 
 
-@pytest.mark.parametrize("verb", ["simulate", "record"])
+@pytest.mark.parametrize("verb", ["simulate", "record", "run", "validate"])
 def test_defaults_compose(verb):
     assert composed(verb)["seed"] == 0
 
 
 def test_the_schema_names_every_key_of_the_verbs():
-    for verb, shape in (("simulate", schema.Simulate), ("record", schema.Record)):
+    shapes = {
+        "simulate": schema.Simulate,
+        "record": schema.Record,
+        "run": schema.Run,
+        "validate": schema.Validate,
+    }
+    for verb, shape in shapes.items():
         assert set(composed(verb)) == set(shape.__dataclass_fields__)
 
 
@@ -73,7 +80,12 @@ def test_every_policy_loads_by_name_and_as_composed(name):
 
 @pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "hardware"])
 def test_every_profile_loads_as_composed(name):
-    assert load_profile(composed("simulate", f"hardware={name}")["hardware"]) == load_profile(name)
+    composed_profile = load_profile(composed("simulate", f"hardware={name}")["hardware"])
+    profile = load_profile(name)
+    assert composed_profile.quantities() == profile.quantities()
+    for kind in ("gpu_tables", "cpu_tables"):
+        pairs = zip(getattr(composed_profile, kind), getattr(profile, kind), strict=True)
+        assert all(np.array_equal(a.value, b.value, equal_nan=True) for a, b in pairs)
 
 
 @pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "runtime"])

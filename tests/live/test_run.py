@@ -11,7 +11,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from oled.errors import UserError
 from oled.hardware import load_profile, load_runtime
 from oled.live.experts import take_experts
-from oled.live.run import LiveRun, Machine, decisions_agree, live_run
+from oled.live.run import LiveRun, Machine, compare_decisions, live_run
 from oled.live.store import Preflight, free_host_memory
 from oled.policies.composition import load_composition
 from oled.record import Autoregressive, BlockDiffusion, LoadedModel, load_model, plain_prompt
@@ -85,7 +85,7 @@ def test_tokens_and_logits_are_those_of_the_resident_model(tiny, reference, poli
     ]
     assert logits == reference[1]
     settings = Settings(slots=slots, staging=staging)
-    assert decisions_agree(run, load_composition(policy), settings)
+    assert compare_decisions(run, load_composition(policy), settings) is None
     assert run.rates["forwards"] == 0 or run.rates["accesses"] == run.steps.expert.size
 
 
@@ -110,7 +110,7 @@ def test_a_calibration_trace_serves_policies_that_learn(tiny, reference):
     learned = Calibration.from_steps(Subject.of("calibration").steps)
     run, logits = decode(tiny, "fiddler", 20, calibration=learned)
     assert logits == reference[1]
-    assert decisions_agree(run, load_composition("fiddler"), Settings(slots=20), learned)
+    assert compare_decisions(run, load_composition("fiddler"), Settings(slots=20), learned) is None
     with pytest.raises(UserError, match="'fiddler' needs a calibration trace"):
         decode(tiny, "fiddler", 20)
     with pytest.raises(UserError, match="'mrs' needs router scores"):
@@ -140,7 +140,7 @@ def test_every_family_with_fused_experts_runs(family, tokenizer):  # noqa: F811
     for policy, slots in (("lru", 0), ("naive_lru", 2), ("inter_iteration", 3), ("oled_exact", 3)):
         run, logits = decode(model, policy, slots, how, prompts)
         assert logits == everything
-        assert decisions_agree(run, load_composition(policy), Settings(slots=slots))
+        assert compare_decisions(run, load_composition(policy), Settings(slots=slots)) is None
     with torch.inference_mode():  # the model still has its experts: views of the store
         torch.testing.assert_close(model.model(ids).logits, plain, atol=1e-4, rtol=1e-4)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from oled.hardware import CostTables, build_costs, load_profile, load_runtime
-from oled.live.decider import PlanLog
+from oled.live.decider import PlanLog, first_difference
 from oled.live.replay import cut
 from oled.models.catalogue import model_geometry
 from oled.policies.composition import Composition, load_composition
@@ -22,7 +22,7 @@ from oled.sim.slots import parse_slots
 from oled.sim.subject import Subject
 from oled.validate.judge import DISTURBED_NS, Pair, judge, ranking, row
 from oled.validate.pace import NO_CONTENTION, Pace
-from oled.validate.run import first_difference, work_ns
+from oled.validate.run import work_ns
 
 CONFIGURATIONS = [
     ("naive_lru", 20),

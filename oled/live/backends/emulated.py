@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from oled.live.backends import LaneError, LayerWork
-from oled.live.kernels import Ints, compute, copy_poisoned, spin_until
+from oled.live.kernels import Ints, compute, copy_poisoned, spin_until, warm
 from oled.live.store import HostStore
 from oled.policies.interface import Costs
 from oled.sim import lanes as ln
@@ -85,6 +85,7 @@ class Emulated:
         self._restore: tuple[float, bool] | None = None
 
     def open(self) -> None:
+        warm()
         if self.paced:
             self._restore = (sys.getswitchinterval(), gc.isenabled())
             sys.setswitchinterval(_SWITCH_S)
@@ -254,7 +255,8 @@ class Emulated:
             ended = pacer.until(self._free_at[LINK])
             target[0] = source[0]
             work.landed.put((ended, position))
-            self._log(ln.LOG_COPY, start, ended, work, int(work.row[position]))
+            expert = int(work.row[position] - self.store.first[work.layer])
+            self._log(ln.LOG_COPY, start, ended, work, expert)
         return ended
 
     def _compute_on_host(self, work: LayerWork, pacer: _Pacer) -> int:

@@ -1,0 +1,147 @@
+"""The verbs that run live or size a machine: run, validate, profile, fit. Arguments: key=value."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+
+from oled.cli import runs
+from oled.cli.usage import UsageError
+from oled.errors import nearest
+
+VERBS = {
+    "run": "a model decodes with offloaded experts, or a trace's routing is run live",
+    "validate": "live runs beside simulations of the same routing: decisions, outputs, times",
+    "profile": "measure this machine into a hardware profile",
+    "fit": "what of a model fits a GPU and its host, and how many experts stay",
+}
+
+KEYS = {
+    "run": """\
+  model=tiny|NAME|PATH         a model that transformers stores with fused experts
+  prompts=FILE skip=N limit=N  JSONL; default: two of the bundled prompts
+  decode=block_diffusion|autoregressive  and its keys, as in oled record
+  trace=NAME|DIR forwards=N    instead of a model: its routing with random weights
+  policy=NAME|FILE.yaml  cache.slots=10|0.25|8GiB  cache.scope=  cache.staging=8  cache.lifecycle=
+  backend=emulated             threads, real copies, real arithmetic on the CPU
+  paced=true                   jobs last as long as on hardware=NAME (cost.geometry=NAME)
+  calibration=NAME|DIR         another trace, for policies that learn beforehand
+  timeline=FILE.json.gz        live and simulated side by side; opens in Perfetto
+  out=OUT                      writes OUT/run.json""",
+    "validate": """\
+  preset=short|full            45 seconds, or minutes
+  policies=[lru,oled]  cache.slots=[20,50]  trace=NAME|DIR  forwards=N  repeats=3
+  hardware=NAME|FILE.yaml  runtime=NAME  cost.geometry=NAME   whose times the lanes keep
+  pace.dilation=3              in slow motion; pace.kept=false: no times are kept, no gate
+  backend=emulated
+  out=DIR                      writes DIR/report.json, DIR/validate.png""",
+    "profile": """\
+  model=NAME                   whose experts are measured (oled list models; default: tiny)
+  backend=emulated
+  out=FILE.yaml""",
+    "fit": """\
+  model=NAME                   see oled list models
+  gpu_memory=24GiB  host_memory=64GiB  context=4096
+  batch_size=1  staging=8
+  trace=NAME|DIR               also how much of its routing the most popular experts take""",
+}
+
+DEFAULTS = {
+    "profile": {"model": "tiny", "backend": "emulated", "out": ""},
+    "fit": {
+        "model": "",
+        "gpu_memory": "",
+        "host_memory": "",
+        "context": "",
+        "batch_size": "1",
+        "staging": "8",
+        "trace": "",
+    },
+}
+OPTIONAL = ("trace",)
+
+
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    for verb, summary in VERBS.items():
+        verbs.add_parser(
+            verb,
+            help=summary,
+            usage=f"oled {verb} [key=value ...]",
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"keys:\n{KEYS[verb]}\n",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+
+def run(verb: str, arguments: list[str]) -> int:
+    """Runs a verb whose arguments are key=value."""
+    if verb == "profile":
+        return _profile(_values(verb, arguments))
+    if verb == "fit":
+        return _fit(_values(verb, arguments))
+    from oled.cli import live_jobs
+
+    runs.quiet_bars()
+    job = {"run": live_jobs.run, "validate": live_jobs.validate}[verb]
+    return runs.run_hydra(verb, arguments, job)
+
+
+def _values(verb: str, arguments: list[str]) -> Mapping[str, str]:
+    values = dict(DEFAULTS[verb])
+    for argument in arguments:
+        key, given, value = argument.partition("=")
+        if key not in values:
+            raise UsageError(f"there is no key '{key}'; {nearest(key, values)}")
+        if not given or not value:
+            raise UsageError(f"'{argument}' is not key=value")
+        values[key] = value
+    for key, value in values.items():
+        if not value and key not in OPTIONAL:
+            raise UsageError(f"{key} must be given")
+    return values
+
+
+def _profile(values: Mapping[str, str]) -> int:
+    from oled.cli.live_jobs import refuse_backend
+    from oled.hardware import describe, load_profile
+    from oled.live.profiling import measure_emulated, write_profile
+    from oled.models.catalogue import model_geometry
+
+    refuse_backend(values)
+    runs.log_to_stderr()
+    model = model_geometry(values["model"])
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    profile = measure_emulated(model, today)
+    file = write_profile(profile, Path(values["out"]))
+    print(f"{describe(load_profile(profile), model)}\n{file}")
+    return 0
+
+
+def _fit(values: Mapping[str, str]) -> int:
+    from oled.errors import UserError
+    from oled.fit import fit
+    from oled.models.catalogue import model_geometry
+    from oled.sim.slots import parse_bytes
+    from oled.sim.subject import Subject
+
+    found = fit(
+        model_geometry(values["model"]),
+        parse_bytes(values["gpu_memory"]),
+        parse_bytes(values["host_memory"]),
+        _whole(values, "context"),
+        batch_size=_whole(values, "batch_size"),
+        staging=_whole(values, "staging"),
+        trace=Subject.of(values["trace"]) if values["trace"] else None,
+    )
+    print(found)
+    if found.problems:
+        raise UserError("; ".join(found.problems))
+    return 0
+
+
+def _whole(values: Mapping[str, str], key: str) -> int:
+    if not values[key].isdigit():
+        raise UsageError(f"{key}={values[key]} is no whole number")
+    return int(values[key])

@@ -1,0 +1,179 @@
+"""Jobs of the verbs that run live: from a composed configuration to calls, and results to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oled import results
+from oled.cli.jobs import Values, decoding
+from oled.errors import UserError
+
+if TYPE_CHECKING:
+    from oled.models.catalogue import ModelGeometry
+    from oled.policies.composition import Composition
+    from oled.sim.settings import Settings
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "short": {
+        "policies": ("naive_lru", "lru", "oled_priority", "fiddler", "tide", "oled"),
+        "slots": (20, 50),
+        "forwards": 8,
+        "budget_s": 34.0,
+    },
+    "full": {
+        "policies": (
+            "naive_lru", "lru", "lfu", "inter_iteration", "least_stale", "cpu_all", "fiddler",
+            "llama_cpp_cache", "tide", "oled_priority", "oled_layeradapt", "oled", "oled_exact",
+        ),
+        "slots": (10, 20, 50),
+        "forwards": 40,
+        "budget_s": 240.0,
+    },
+}  # fmt: skip
+
+
+def refuse_backend(values: Values) -> None:
+    backend = values["backend"]
+    if backend == "cuda":
+        raise UserError("backend=cuda is not there yet: use backend=emulated")
+    if backend != "emulated":
+        raise UserError(f"backend={backend}: there is only 'emulated'")
+
+
+def _settings(values: Values, slots: Any) -> Settings:
+    from oled.sim.settings import Settings
+
+    cost = {key: value for key, value in values["cost"].items() if key != "geometry"}
+    return Settings(**{**values["cache"], "slots": slots}, **cost, seed=values["seed"])
+
+
+def _geometry(values: Values) -> ModelGeometry | None:
+    from oled.models.catalogue import model_geometry
+
+    name = values["cost"]["geometry"]
+    return None if name is None else model_geometry(name)
+
+
+def validate(values: Values, out: Path, in_sweep: bool) -> str:
+    """OUT/report.json, OUT/validate.png; a verdict of fail is an error."""
+    from oled.hardware import load_profile, load_runtime
+    from oled.paths import trace_path
+    from oled.trace import load
+    from oled.validate import report
+    from oled.validate.pace import Pace
+    from oled.validate.run import Plan, validate
+
+    refuse_backend(values)
+    preset = PRESETS[values["preset"]]
+    slots = values["cache"]["slots"]
+    many = slots if isinstance(slots, list) else preset["slots"] if slots is None else [slots]
+    plan = Plan(
+        policies=tuple(values["policies"] or preset["policies"]),
+        slots=tuple(many),
+        forwards=values["forwards"] or preset["forwards"],
+        repeats=values["repeats"],
+        budget_s=preset["budget_s"],
+    )
+    found = validate(
+        load(trace_path(values["trace"]["path"])),
+        plan,
+        load_profile(values["hardware"]),
+        load_runtime(values["runtime"]),
+        Pace(**values["pace"]),
+        _settings(values, plan.slots[0]),
+        calibration=values["calibration"],
+        geometry=_geometry(values),
+    )
+    files = report.write(found, out)
+    text = "\n".join([report.text(found), *map(str, files)])
+    if found["verdict"] == "fail":
+        print(text)
+        raise UserError(f"validation failed: {found['reasons'][0]}")
+    return text
+
+
+def run(values: Values, out: Path, in_sweep: bool) -> str:
+    """A model's decoding, or a trace's routing, with offloaded experts: OUT/run.json."""
+    from oled.policies.composition import load_composition
+
+    refuse_backend(values)
+    composition = load_composition(values["policy"])
+    settings = _settings(values, values["cache"]["slots"])
+    if values["trace"] is None:
+        return _run_model(values, out, composition, settings)
+    return _run_trace(values, out, composition, settings)
+
+
+def _run_model(values: Values, out: Path, composition: Composition, settings: Settings) -> str:
+    from oled import record
+    from oled.hardware import load_profile, load_runtime
+    from oled.live.run import Machine, compare_decisions, live_run
+    from oled.paths import traces_dir
+    from oled.sim.calibration import Calibration
+    from oled.sim.subject import Subject
+
+    source = values["prompts"] or traces_dir() / "prompts.jsonl"
+    prompts = record.load_prompts(source, skip=values["skip"], limit=values["limit"])
+    machine = Machine(
+        load_profile(values["hardware"]),
+        load_runtime(values["runtime"]),
+        _geometry(values),
+        values["paced"],
+    )
+    learned = None
+    if values["calibration"] is not None:
+        learned = Calibration.from_steps(Subject.of(values["calibration"]).steps)
+    model = values["model"]
+    done = live_run(
+        record.load_model(model["path"], "cpu", model["dtype"]),
+        prompts,
+        decoding(values["decode"]),
+        composition,
+        settings,
+        machine,
+        learned,
+    )
+    difference = compare_decisions(done, composition, settings, learned)
+    summary = {**done.summary(), "decisions_identical": difference is None, "texts": done.texts}
+    lines = [
+        *(f"> {text}" for text in done.texts),
+        f"policy {composition.name}, cache.slots={settings.slots}: {done.preflight}",
+        *done.lines(),
+        "decisions: the simulator's" if difference is None else f"decisions DIFFER: {difference}",
+    ]
+    if values["timeline"] is not None:
+        lines.append(str(done.write_timeline(Path(values["timeline"]), composition.name)))
+    return _written(out, summary, lines, difference)
+
+
+def _run_trace(values: Values, out: Path, composition: Composition, settings: Settings) -> str:
+    from oled.hardware import load_profile, load_runtime
+    from oled.live.run_trace import run_trace
+
+    done = run_trace(
+        values["trace"]["path"],
+        composition,
+        settings,
+        load_profile(values["hardware"]),
+        load_runtime(values["runtime"]),
+        _geometry(values),
+        paced=values["paced"],
+        forwards=values["forwards"],
+        calibration=values["calibration"],
+    )
+    lines = list(done.lines())
+    if values["timeline"] is not None:
+        lines.append(str(done.write_timeline(Path(values["timeline"]), composition.name)))
+    return _written(out, done.summary(), lines, done.difference)
+
+
+def _written(out: Path, summary: Values, lines: list[str], difference: str | None) -> str:
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "run.json"
+    results.write_json(file, summary)
+    text = "\n".join([*lines, str(file)])
+    if difference is not None:
+        print(text)
+        raise UserError(f"live and simulated decisions differ: {difference}")
+    return text

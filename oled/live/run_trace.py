@@ -1,0 +1,132 @@
+"""`oled run trace=…`: a trace's routing live, with random weights of its own or another size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oled.hardware import Profile, Runtime, build_costs
+from oled.live.decider import PlanLog, first_difference, refuse_unsupported
+from oled.live.kernels import SILU, ExpertForm
+from oled.live.replay import LiveReplay, Routing, form_of, live_replay
+from oled.live.store import HostStore, Preflight, free_host_memory
+from oled.live.timeline import live_timeline
+from oled.models.catalogue import ModelGeometry
+from oled.paths import trace_path
+from oled.policies.composition import Composition
+from oled.sim.api import calibrate
+from oled.sim.metrics import count_metrics, tpot_ns
+from oled.sim.prepare import Replay, replay_steps
+from oled.sim.settings import Settings
+from oled.sim.slots import parse_slots
+from oled.sim.subject import Subject
+from oled.sim.timeline import Timeline, write_events
+from oled.trace import load
+from oled.trace.steps import Steps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceRun:
+    """Both sides of one configuration."""
+
+    steps: Steps
+    live: LiveReplay
+    simulated: Replay
+    layers: tuple[int, ...]
+    paced: bool
+
+    @property
+    def difference(self) -> str | None:
+        """Where the plan logs part."""
+        tally = self.simulated.tally
+        return first_difference(self.live.plans, PlanLog(tally.plans, tally.orders), self.steps)
+
+    def summary(self) -> dict[str, Any]:
+        """Flat figures. Simulated times mean something beside live ones only where paced."""
+        rows = {int(request): 1 for request in np.unique(self.steps.request)}
+        tally = self.simulated.tally
+        counts: Mapping[str, Any] = count_metrics(tally.by_phase)
+        return {
+            "forwards": self.steps.num_forwards,
+            "layer_steps": self.steps.num_steps,
+            "live_tpot_ns": tpot_ns(self.live.end_ns - self.live.begin_ns, self.steps, rows),
+            "simulated_tpot_ns": tpot_ns(tally.end_ns - tally.begin_ns, self.steps, rows),
+            "paced": self.paced,
+            "worst_lateness_ns": int(self.live.late_ns.max()),
+            "decide_ns_per_forward": self.live.decide_ns / self.steps.num_forwards,
+            "decisions_identical": self.difference is None,
+            "hit_rate": counts["hit_rate"],
+            "transfers": counts["transfers"],
+            "cpu_executions": counts["cpu_executions"],
+        }
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        found = self.summary()
+        times = [found["live_tpot_ns"], found["simulated_tpot_ns"]]
+        live, simulated = ("-" if time is None else f"{time / 1e6:.2f} ms" for time in times)
+        return [
+            f"{found['forwards']} forwards, {found['layer_steps']} layer-steps: TPOT live {live}, "
+            f"simulated {simulated}" + ("" if self.paced else " (no times kept: paced=false)"),
+            f"hit rate {found['hit_rate'] or 0:.1%}, {found['transfers']} transfers, "
+            f"{found['cpu_executions']} on the CPU; deciding "
+            f"{found['decide_ns_per_forward'] / 1e3:.0f} us a forward",
+            f"worst lateness of a lane {found['worst_lateness_ns'] / 1e3:.0f} us",
+            "decisions: the simulator's" if self.difference is None else self.difference,
+        ]
+
+    def write_timeline(self, file: Path, name: str) -> Path:
+        """Both sides in one file that Perfetto opens."""
+        simulated = Timeline.of(self.simulated.lanes, self.layers, name)
+        live = live_timeline(self.live.entries, self.layers, name)
+        return write_events(file, [*simulated.events(1), *live.events(2)])
+
+
+def run_trace(
+    source: str | Path,
+    composition: Composition,
+    settings: Settings,
+    profile: Profile,
+    runtime: Runtime,
+    geometry: ModelGeometry | None = None,
+    *,
+    paced: bool = False,
+    forwards: int | None = None,
+    calibration: str | None = None,
+) -> TraceRun:
+    """Run it live and simulate it. `geometry`: experts and times of that model's size."""
+    refuse_unsupported(composition, settings)
+    trace = load(trace_path(source))
+    subject = Subject.of(trace)
+    learned, _ = calibrate(subject, composition, calibration)
+    routing = Routing.of(trace, 0, forwards or subject.steps.num_forwards)
+    steps = routing.steps
+    form = form_of(trace.geometry)
+    if geometry is not None:
+        hidden, width = geometry.hidden_size, geometry.moe_intermediate_size
+        form = ExpertForm(hidden, width, False, False, SILU, 0.0, 0.0)
+    size = form.size * 4
+    Preflight(int(steps.num_experts.sum()) * size, 0, 0, 0, free_host_memory(), None).check()
+    own = replace(trace.geometry, expert_bytes=(size,) * steps.num_layers)
+    costs = build_costs(
+        own,
+        steps.tokens,
+        steps.context,
+        int(steps.tokens.max()),
+        profile,
+        runtime,
+        geometry,
+        kernel=settings.cpu_kernel,
+        pinned=settings.pinned,
+    )
+    costs = replace(costs, contention_ppm=1_000_000)  # the emulated lanes have none
+    budget = parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
+    store = HostStore.random(form, steps.num_experts, settings.seed)
+    live = live_replay(routing, store, costs, composition, budget, settings, learned, paced=paced)
+    asked = replace(settings, plans=True, timeline=(0, steps.num_forwards))
+    simulated = replay_steps(steps, costs, composition, budget, asked, learned)
+    return TraceRun(steps, live, simulated, trace.geometry.moe_layers, paced)
