@@ -119,7 +119,7 @@ def claims(table: pd.DataFrame) -> list[Claim]:
             ]
     lines += [
         Claim(
-            f"fastest, prior systems and OLED, {row.shape}, {row.workload}, {row.slots} slots, graph",
+            f"fastest, prior or OLED, {row.shape}, {row.workload}, {row.slots} slots, graph_fused",
             "oled",
             str(row.fastest),
             _verdict(str(row.fastest)),
