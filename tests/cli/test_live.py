@@ -1,0 +1,181 @@
+"""The verbs run, validate, profile and fit, as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from oled.cli.main import main
+from oled.fit import fit
+from oled.hardware import load_profile
+from oled.live.profiling import measure_emulated, write_profile
+from oled.models.catalogue import model_geometry
+from oled.sim.subject import Subject
+from oled.validate import report as report_module
+
+
+@pytest.fixture
+def invoke(oled):
+    """(exit code, stdout, stderr) of a command line."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        done = oled(*words)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def test_run_decodes_with_offloaded_experts(invoke, tmp_path):
+    timeline = tmp_path / "timeline.json"
+    code, out, _ = invoke(
+        "run", "model=tiny", "policy=oled", "cache.slots=10", "backend=emulated", "limit=1",
+        "decode.max_new_tokens=24", f"timeline={timeline}", f"out={tmp_path}",
+    )  # fmt: skip
+    assert code == 0
+    summary = json.loads((tmp_path / "run.json").read_text())
+    assert summary["decisions_identical"]
+    assert summary["forwards"] > 5
+    assert summary["transfers"] > 0
+    assert "decisions: the simulator's" in out
+    assert "host store 24.0 MiB" in out
+    names = {event["name"] for event in json.loads(timeline.read_text())["traceEvents"]}
+    assert "process_name" in names
+    assert any(name.startswith("copy L1 E") for name in names)
+
+
+def test_run_runs_a_traces_routing_live(invoke, tmp_path):
+    timeline = tmp_path / "timeline.json"
+    code, out, _ = invoke(
+        "run", "trace=demo", "forwards=4", "policy=lru", "cache.slots=20", "paced=true",
+        f"timeline={timeline}", f"out={tmp_path}",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads((tmp_path / "run.json").read_text())["decisions_identical"]
+    events = json.loads(timeline.read_text())["traceEvents"]
+    sides = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sides == {"simulated: lru", "live: lru"}
+
+
+def test_validate_writes_its_report(invoke, tmp_path):
+    code, out, _ = invoke(
+        "validate", "policies=[lru,oled]", "cache.slots=[20,50]", "forwards=3", "repeats=1",
+        "backend=emulated", "preset=short", f"out={tmp_path}",
+    )  # fmt: skip
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["decisions_identical"]
+    assert report["outputs_identical"]
+    assert report["verdict"] in ("pass", "fail", "busy")
+    assert code == (1 if report["verdict"] == "fail" else 0)
+    assert 0 <= report["undisturbed_share"] <= 1
+    for key in ("tpot_error_median_abs", "tpot_error_max_abs", "forward_error_p95_abs"):
+        assert report[key] is None or report[key] >= 0
+    assert len(report["configurations"]) == 4
+    assert (tmp_path / "validate.png").is_file()
+    assert f"verdict: {report['verdict']}" in out
+
+
+def test_validate_without_keeping_time_has_no_gate(invoke, tmp_path):
+    code, _, _ = invoke(
+        "validate", "policies=[lru]", "cache.slots=20", "forwards=2", "repeats=1",
+        "hardware=emulated", "cost.geometry=null", "pace.kept=false", "pace.dilation=1",
+        f"out={tmp_path}",
+    )  # fmt: skip
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert code == 0
+    assert report["verdict"] == "pass"
+    assert not report["paced"]
+    assert report["tpot_error_max_abs"] is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("run", "backend=cuda"), 1, "backend=cuda is not there yet: use backend=emulated"),
+        (("validate", "policies=[promoe]"), 1, "policy 'promoe' prefetches"),
+        (("validate", "preset=long"), 2, "preset"),
+        (("run", "polcy=lru"), 2, "policy"),
+    ],
+)
+def test_wrong_usage_is_one_line(invoke, arguments, code, message):
+    found, _, err = invoke(*arguments)
+    assert found == code
+    assert message in err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["fit", "model=llada2_mini"], 2, "gpu_memory must be given"),
+        (["fit", "memory=1GiB"], 2, "there is no key 'memory'"),
+        (["profile", "model=tiny"], 2, "out must be given"),
+        (["profile", "out=x.yaml", "backend=cuda"], 1, "not there yet"),
+    ],
+)
+def test_plain_keys_too(capsys, arguments, code, message):
+    assert main(arguments) == code
+    assert message in capsys.readouterr().err
+
+
+def test_fit_prints_what_fits(capsys):
+    arguments = ["fit", "model=llada2_mini", "gpu_memory=24GiB", "host_memory=64GiB"]
+    assert main([*arguments, "context=4096"]) == 0
+    out = capsys.readouterr().out
+    assert "cache.slots=188" in out
+    assert "28.50 GiB  all 4864 experts of 6.00 MiB" in out
+
+
+def test_fit_adds_up_and_says_why_not():
+    model = model_geometry("llada2_mini")
+    found = fit(model, 24 << 30, 64 << 30, 4096)
+    resident = (found.slots * found.layers + found.staging) * model.expert_bytes
+    assert found.dense + found.kv_cache + found.reserve + resident <= found.gpu_memory
+    one_more = resident + found.layers * model.expert_bytes
+    assert found.dense + found.kv_cache + found.reserve + one_more > found.gpu_memory
+    assert found.problems == ()
+    assert "shorten the context" in fit(model, 2 << 30, 64 << 30, 65536).problems[0]
+    assert "28.50 GiB of pinned memory" in fit(model, 8 << 30, 16 << 30, 512).problems[0]
+    everything = fit(model, 80 << 30, 16 << 30, 512)
+    assert everything.slots == model.num_experts
+    assert everything.problems == ()
+
+
+def test_fit_knows_what_a_trace_uses():
+    small = fit(
+        model_geometry("tiny"), (1 << 30) + (6 << 20), 1 << 30, 128, trace=Subject.of("demo")
+    )
+    assert 0 < small.slots < 128
+    assert small.slots / 128 < small.popular_share < 1
+    with pytest.raises(ValueError, match="other layers or experts than llada2_mini"):
+        fit(model_geometry("llada2_mini"), 24 << 30, 64 << 30, 128, trace=Subject.of("demo"))
+
+
+def test_a_measured_profile_loads_and_tells_its_machine(tmp_path):
+    file = write_profile(
+        measure_emulated(model_geometry("tiny"), "2026-11-30"), tmp_path / "p.yaml"
+    )
+    profile = load_profile(file)
+    assert "2026-11-30" in profile.host
+    assert profile.cpu_tables[0].expert_bytes == 3 * 128 * 32 * 4
+    assert profile.h2d_pinned.low <= profile.h2d_pinned.value <= profile.h2d_pinned.high
+    assert profile.h2d_pinned.tag == "measured"
+
+
+def test_the_report_in_words_names_what_differs():
+    row = {
+        "policy": "lru", "slots": 20, "live_tpot_ns": None, "simulated_tpot_ns": None,
+        "tpot_error": None, "forward_error_p95_abs": None, "undisturbed_share": 0.0,
+        "decisions_identical": False, "outputs_identical": True, "decide_ns_per_forward": 1e6,
+    }  # fmt: skip
+    text = report_module.text(
+        {
+            "configurations": [row], "layer_steps": 4, "forwards": 1, "hardware": "x",
+            "dilation": 3.0, "tpot_error_median_abs": None, "tpot_error_max_abs": None,
+            "forward_error_p95_abs": None, "ranking_spearman": None, "ranking_worst_swap": 0.0,
+            "undisturbed_share": 0.0, "reasons": ["lru, 20 slots: decisions differ: here"],
+            "verdict": "fail",
+        }
+    )  # fmt: skip
+    assert "DIFFER" in text
+    assert "lru, 20 slots: decisions differ: here" in text
+    assert text.endswith("verdict: fail")
