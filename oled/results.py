@@ -90,25 +90,36 @@ def configuration(config: Mapping[str, Any]) -> dict[str, Any]:
 def clear_sweep(folder: Path) -> None:
     """Removes the results of an older sweep, so that two are never mixed."""
     (folder / TABLE).unlink(missing_ok=True)
-    for job in folder.glob("*/.hydra"):
+    for job in _numbered(folder):
         for file in (METRICS, JOB, OVERRIDES):
-            (job.parent / file).unlink(missing_ok=True)
+            (job / file).unlink(missing_ok=True)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
 
 
 def gather_sweep(folder: Path) -> pd.DataFrame:
-    """The table of a Hydra sweep's job folders: overrides, configuration, metrics or error."""
-    jobs = [file.parent.parent for file in folder.glob(f"*/{OVERRIDES}")]
-    return write_table(map(_job_row, sorted(jobs, key=lambda job: int(job.name))), folder / TABLE)
+    """The table of a Hydra sweep's job folders: overrides, configuration, metrics or error.
+
+    Jobs are numbered from 0: one of which nothing is left is a failed row, not a missing one.
+    """
+    left = [
+        int(job.name)
+        for job in _numbered(folder)
+        if any((job / file).is_file() for file in (METRICS, JOB, OVERRIDES))
+    ]
+    numbers = range(max(left, default=-1) + 1)
+    return write_table([_job_row(folder / str(number)) for number in numbers], folder / TABLE)
 
 
 def _job_row(job: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {"job": int(job.name), "overrides": "", "error": "the job did not end"}
+    if not (job / OVERRIDES).is_file():
+        return row | {"error": "the job left no record of its configuration: run the sweep again"}
     config = yaml.safe_load((job / ".hydra" / "config.yaml").read_text(encoding="utf-8"))
-    row = {
-        "job": int(job.name),
-        "overrides": " ".join(yaml.safe_load((job / OVERRIDES).read_text(encoding="utf-8"))),
-        **(configuration(config) if "policy" in config else {}),
-        "error": "the job did not end",
-    }
+    row["overrides"] = " ".join(yaml.safe_load((job / OVERRIDES).read_text(encoding="utf-8")))
+    row |= configuration(config) if "policy" in config else {}
     if (job / JOB).is_file():
         row["error"] = json.loads((job / JOB).read_text(encoding="utf-8"))["error"]
     if row["error"] is None and (job / METRICS).is_file():

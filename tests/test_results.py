@@ -63,9 +63,20 @@ def test_a_job_that_was_killed_is_a_failed_row(tmp_path):
 
 
 def test_jobs_are_ordered_by_number(tmp_path):
-    for number in (10, 9, 2):
+    for number in reversed(range(11)):
         metrics(job(tmp_path, number, []), float(number))
-    assert results.gather_sweep(tmp_path)["job"].tolist() == [2, 9, 10]
+    assert results.gather_sweep(tmp_path)["job"].tolist() == list(range(11))
+
+
+def test_a_job_of_which_nothing_is_left_is_a_failed_row(tmp_path):
+    lost = job(tmp_path, 1, ["cache.slots=9"])
+    (lost / ".hydra" / "overrides.yaml").unlink()
+    metrics(job(tmp_path, 3, ["cache.slots=10"]), 1.0)
+
+    table = results.gather_sweep(tmp_path)
+
+    assert table["job"].tolist() == [0, 1, 2, 3]
+    assert table["error"].notna().tolist() == [True, True, True, False]
 
 
 def test_an_older_sweep_is_cleared_and_other_files_stay(tmp_path):

@@ -40,5 +40,6 @@ def finish(folder: Path) -> int:
 def _what_varies(overrides: pd.Series[str]) -> list[str]:
     """The overrides of each job, less those that all jobs have."""
     words = [line.split() for line in overrides]
-    common = set(words[0]).intersection(*words)
+    known = [set(line) for line in words if line]  # a lost job has none
+    common = set.intersection(*known) if known else set()
     return [" ".join(word for word in line if word not in common) for line in words]
