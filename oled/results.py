@@ -90,13 +90,17 @@ def configuration(config: Mapping[str, Any]) -> dict[str, Any]:
 def clear_sweep(folder: Path) -> None:
     """Removes the results of an older sweep, so that two are never mixed."""
     (folder / TABLE).unlink(missing_ok=True)
-    for job in _numbered(folder):
+    for job in _jobs(folder):
         for file in (METRICS, JOB, OVERRIDES):
             (job / file).unlink(missing_ok=True)
 
 
-def _numbered(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+def _jobs(folder: Path) -> list[Path]:
+    """The numbered folders in which Hydra or a job of ours left something."""
+    if not folder.is_dir():
+        return []
+    numbered = [path for path in folder.iterdir() if path.name.isdigit()]
+    return [path for path in numbered if (path / ".hydra").is_dir() or (path / JOB).is_file()]
 
 
 def gather_sweep(folder: Path) -> pd.DataFrame:
@@ -106,7 +110,7 @@ def gather_sweep(folder: Path) -> pd.DataFrame:
     """
     left = [
         int(job.name)
-        for job in _numbered(folder)
+        for job in _jobs(folder)
         if any((job / file).is_file() for file in (METRICS, JOB, OVERRIDES))
     ]
     numbers = range(max(left, default=-1) + 1)
