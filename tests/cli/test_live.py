@@ -46,7 +46,7 @@ def test_run_decodes_with_offloaded_experts(invoke, tmp_path):
 
 def test_run_runs_a_traces_routing_live(invoke, tmp_path):
     timeline = tmp_path / "timeline.json"
-    code, out, _ = invoke(
+    code, _, _ = invoke(
         "run", "trace=demo", "forwards=4", "policy=lru", "cache.slots=20", "paced=true",
         f"timeline={timeline}", f"out={tmp_path}",
     )  # fmt: skip

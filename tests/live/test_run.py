@@ -65,28 +65,30 @@ def reference(tiny):
 
 
 @pytest.mark.parametrize(
-    ("policy", "slots", "staging"),
+    ("policy", "slots", "staging", "prompts"),
     [
-        ("lru", 0, 1),
-        ("naive_lru", 1, 1),
-        ("oled", 10, 8),
-        ("oled", 40, 2),
-        ("oled_layeradapt", 20, 8),
-        ("tide", 20, 8),
-        ("cpu_all", 10, 0),
+        ("oled", 10, 8, 3),
+        ("lru", 0, 1, 1),
+        ("naive_lru", 1, 1, 1),
+        ("oled", 40, 2, 1),
+        ("oled_layeradapt", 20, 8, 1),
+        ("tide", 20, 8, 1),
+        ("cpu_all", 10, 0, 1),
     ],
 )
-def test_tokens_and_logits_are_those_of_the_resident_model(tiny, reference, policy, slots, staging):
-    run, logits = decode(tiny, policy, slots, staging=staging)
-    assert len(run.passes) > 100
-    assert run.texts == reference[0].texts
-    assert [p.shares[0].written for p in run.passes] == [
-        p.shares[0].written for p in reference[0].passes
-    ]
-    assert logits == reference[1]
+def test_tokens_and_logits_are_those_of_the_resident_model(
+    tiny, reference, policy, slots, staging, prompts
+):
+    run, logits = decode(tiny, policy, slots, staging=staging, prompts=PROMPTS[:prompts])
+    resident, resident_logits = reference
+    assert len(run.passes) > 30 * prompts
+    assert run.texts == resident.texts[:prompts]
+    written = [done.shares[0].written for done in run.passes]
+    assert written == [done.shares[0].written for done in resident.passes][: len(written)]
+    assert logits == resident_logits[: len(logits)]
     settings = Settings(slots=slots, staging=staging)
     assert compare_decisions(run, load_composition(policy), settings) is None
-    assert run.rates["forwards"] == 0 or run.rates["accesses"] == run.steps.expert.size
+    assert run.rates["accesses"] == run.steps.expert.size
 
 
 def test_the_resident_executor_is_the_model(tiny, reference):
@@ -108,8 +110,8 @@ def test_the_resident_executor_is_the_model(tiny, reference):
 
 def test_a_calibration_trace_serves_policies_that_learn(tiny, reference):
     learned = Calibration.from_steps(Subject.of("calibration").steps)
-    run, logits = decode(tiny, "fiddler", 20, calibration=learned)
-    assert logits == reference[1]
+    run, logits = decode(tiny, "fiddler", 20, prompts=PROMPTS[:1], calibration=learned)
+    assert logits == reference[1][: len(logits)]
     assert compare_decisions(run, load_composition("fiddler"), Settings(slots=20), learned) is None
     with pytest.raises(UserError, match="'fiddler' needs a calibration trace"):
         decode(tiny, "fiddler", 20)
@@ -137,7 +139,7 @@ def test_every_family_with_fused_experts_runs(family, tokenizer):  # noqa: F811
         ids = torch.tensor([tokenizer("hello there")["input_ids"]])
         plain = model.model(ids).logits
     _, everything = decode(model, RESIDENT, 8, how, prompts)
-    for policy, slots in (("lru", 0), ("naive_lru", 2), ("inter_iteration", 3), ("oled_exact", 3)):
+    for policy, slots in (("lru", 0), ("naive_lru", 2), ("oled_exact", 3)):
         run, logits = decode(model, policy, slots, how, prompts)
         assert logits == everything
         assert compare_decisions(run, load_composition(policy), Settings(slots=slots)) is None
