@@ -150,6 +150,7 @@ def live_run(
         building=int(known.num_experts.max()) * row,
         host_free=free_host_memory(),
         device_free=None,
+        replaced=int(known.num_experts.sum()) * row,  # float32 on both sides
     )
     preflight.check()
     backend = Emulated(take_experts(layers), slots, ready.costs, paced=machine.paced)

@@ -58,19 +58,20 @@ class Preflight:
     building: int  # host, while the store is filled: one layer twice
     host_free: int
     device_free: int | None  # None: the device's memory is host memory
+    replaced: int = 0  # host: what the model gives back, a layer at a time, as the store fills
 
     @property
     def host(self) -> int:
         """Host memory still to be allocated at the peak."""
         own = self.device if self.device_free is None else 0
-        return self.store + self.building + own
+        return self.store - self.replaced + self.building + own
 
     def check(self) -> None:
         """Refuse before anything is allocated."""
         if self.host + _MARGIN > self.host_free:
             raise UserError(
                 f"the live run needs {_mib(self.host + _MARGIN)} of host memory "
-                f"(store {_mib(self.store)}, of it pinned {_mib(self.pinned)}; {self}), "
+                f"more ({self}), "
                 f"{_mib(self.host_free)} are free: take a smaller model or fewer cache.slots, or "
                 f"raise the memory limit"
             )
@@ -83,8 +84,9 @@ class Preflight:
     def __str__(self) -> str:
         where = "host" if self.device_free is None else "device"
         return (
-            f"host store {_mib(self.store)}, pinned {_mib(self.pinned)}, while building "
-            f"{_mib(self.building)}, slots {_mib(self.device)} ({where} memory)"
+            f"host store {_mib(self.store)}, pinned {_mib(self.pinned)}, given back by the model "
+            f"{_mib(self.replaced)}, while building {_mib(self.building)}, slots "
+            f"{_mib(self.device)} ({where} memory)"
         )
 
 
