@@ -55,11 +55,18 @@ _DTYPES = {
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings about what a file holds: it is refused, or it is harmless."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
 def damage(path: Path, kind: str) -> Iterator[None]:
     """What a reader says of a damaged file, in one line with its name."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what the file holds: it is refused, or harmless
+        with quiet():
             yield
     except TraceError:
         raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oled.trace.errors import TraceError
-from oled.trace.importers.arrays import DAMAGE, damage
+from oled.trace.importers.arrays import DAMAGE, damage, quiet
 
 DAMAGED_PICKLE = (*DAMAGE, pickle.UnpicklingError, AttributeError, IndexError, TypeError)
 EXPANSION = 4
@@ -31,8 +31,9 @@ def read_tensors(path: Path) -> Any:
         if sum(member.file_size for member in members) > size:
             raise ValueError("its members are larger than the file")
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return _Plain(EXPANSION * size).of(value)
+        with quiet():
+            value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return _Plain(EXPANSION * size).of(value)
     except TraceError:
         raise
     except DAMAGED_PICKLE as error:
