@@ -73,6 +73,12 @@ def test_random_damage(tmp_path: Path, part: int) -> None:
         run_case(number, place)
 
 
+@pytest.mark.parametrize("number", [1014429, 1025079, 1026000, 3024966])
+def test_cases_that_were_found(tmp_path: Path, number: int) -> None:
+    """Warnings about infinite weights, an old dtype and a storage; half a character in a name."""
+    run_case(number, tmp_path)
+
+
 def test_what_the_fuzzer_found(tmp_path: Path) -> None:
     """An archive that begins as an array; numbers beyond 64 bits, and fractions, as expert ids."""
     np.savez(tmp_path / "a.npz", a=np.zeros(3))
