@@ -50,7 +50,8 @@ def text(report: Mapping[str, Any]) -> str:
         f"is put in)",
         f"undisturbed forwards: {report['undisturbed_share']:.0%}",
         *report["reasons"],
-        f"verdict: {_VERDICTS[report['verdict']]}",
+        f"verdict: {_VERDICTS[report['verdict']]}"
+        + ("" if report["paced"] else " (decisions and outputs only: no times were kept)"),
     ]
     return "\n".join(lines)
 

@@ -76,7 +76,7 @@ def test_validate_writes_its_report(invoke, tmp_path):
 
 
 def test_validate_without_keeping_time_has_no_gate(invoke, tmp_path):
-    code, _, _ = invoke(
+    code, out, _ = invoke(
         "validate", "policies=[lru]", "cache.slots=20", "forwards=2", "repeats=1",
         "hardware=emulated", "cost.geometry=null", "pace.kept=false", "pace.dilation=1",
         f"out={tmp_path}",
@@ -85,6 +85,7 @@ def test_validate_without_keeping_time_has_no_gate(invoke, tmp_path):
     assert code == 0
     assert report["verdict"] == "pass"
     assert not report["paced"]
+    assert "verdict: pass (decisions and outputs only: no times were kept)" in out
     assert report["tpot_error_max_abs"] is not None
 
 
@@ -170,7 +171,8 @@ def test_the_report_in_words_names_what_differs():
     text = report_module.text(
         {
             "configurations": [row], "layer_steps": 4, "forwards": 1, "hardware": "x",
-            "dilation": 3.0, "tpot_error_median_abs": None, "tpot_error_max_abs": None,
+            "dilation": 3.0, "paced": True,
+            "tpot_error_median_abs": None, "tpot_error_max_abs": None,
             "forward_error_p95_abs": None, "ranking_spearman": None, "ranking_worst_swap": 0.0,
             "undisturbed_share": 0.0, "reasons": ["lru, 20 slots: decisions differ: here"],
             "verdict": "fail",
