@@ -12,7 +12,6 @@ computes without waiting gets NaN.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
@@ -25,43 +24,21 @@ from typing import Any
 import numpy as np
 
 from oled.live.backends import LaneError, LayerWork
-from oled.live.kernels import Ints, compute, copy_poisoned, spin_until, warm
+from oled.live.backends.pacing import Pacer, no_timer_slack
+from oled.live.kernels import Ints, compute, copy_poisoned, warm
 from oled.live.store import HostStore
 from oled.policies.interface import Costs
 from oled.sim import lanes as ln
 
-SPIN_NS = 120_000  # of a wait are watched, not slept
 SILENCE_S = 60.0  # without an answer of any lane
 _SWITCH_S = 5e-5  # longest time that a thread keeps the interpreter
 _NICE = {"gpu": 4, "cpu": 8}  # compute gives way to the lanes that keep time
-_PR_SET_TIMERSLACK = 29
 
 GPU, LINK, CPU = "gpu", "link", "cpu"
 
 
 class _StoppedError(Exception):
     """Another lane failed, or the run is over."""
-
-
-class _Pacer:
-    """Waits for deadlines and remembers the worst lateness."""
-
-    def __init__(self, paced: bool) -> None:
-        self.late_ns = 0
-        self._paced = paced
-        self._clock = np.zeros(2, np.int64)
-
-    def until(self, deadline_ns: int) -> int:
-        """The time after waiting; at once where time is not kept."""
-        now = time.perf_counter_ns()
-        if not self._paced:
-            return now
-        left = deadline_ns - now - SPIN_NS
-        if left > 0:
-            time.sleep(left / 1e9)
-        now = int(spin_until(deadline_ns, self._clock))
-        self.late_ns = max(self.late_ns, now - deadline_ns)
-        return now
 
 
 class Emulated:
@@ -75,9 +52,9 @@ class Emulated:
         self.entries: list[tuple[int, ...]] = []  # as in `oled.sim.timeline.Timeline`
         self._given = np.zeros(4, np.int64)  # nominal work by lane: `oled.sim.lanes` GPU, H2D, ...
         self._device = np.zeros((max(1, slots), store.form.size), np.float32)
-        self._host = _Pacer(paced)
+        self._host = Pacer(paced)
         self._jobs: dict[str, SimpleQueue[LayerWork | None]] = {}
-        self._pacers = {name: _Pacer(paced) for name in (GPU, LINK, CPU)}
+        self._pacers = {name: Pacer(paced) for name in (GPU, LINK, CPU)}
         self._free_at = dict.fromkeys((GPU, LINK), 0)  # last nominal ends
         self._done: SimpleQueue[tuple[str, int, BaseException | None]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -90,7 +67,7 @@ class Emulated:
             self._restore = (sys.getswitchinterval(), gc.isenabled())
             sys.setswitchinterval(_SWITCH_S)
             gc.disable()
-            _no_timer_slack()
+            no_timer_slack()
         for name, job in ((GPU, self._compute), (LINK, self._copy), (CPU, self._compute_on_host)):
             self._jobs[name] = SimpleQueue()
             thread = threading.Thread(target=self._lane, args=(name, job), name=f"oled-{name}")
@@ -165,9 +142,9 @@ class Emulated:
             raise LaneError(f"the {failure[0]} lane failed: {failure[1]!r}") from failure[1]
         self.now = ended
 
-    def _lane(self, name: str, job: Callable[[LayerWork, _Pacer], int]) -> None:
+    def _lane(self, name: str, job: Callable[[LayerWork, Pacer], int]) -> None:
         if self.paced:
-            _no_timer_slack()
+            no_timer_slack()
             if name in _NICE:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE[name])
         while (work := self._jobs[name].get()) is not None:
@@ -186,7 +163,7 @@ class Emulated:
     def _log(self, kind: int, begin: int, end: int, work: LayerWork, item: int) -> None:
         self.entries.append((kind, begin, end, work.forward, work.layer, item))
 
-    def _compute(self, work: LayerWork, pacer: _Pacer) -> int:
+    def _compute(self, work: LayerWork, pacer: Pacer) -> int:
         """The GPU: hits as one group, then whenever it is free all that have landed."""
         gated = np.zeros(self.store.form.width, np.float32)
         ended = work.begin_ns
@@ -223,7 +200,7 @@ class Emulated:
         chosen: Ints,
         start: int,
         gated: Any,
-        pacer: _Pacer,
+        pacer: Pacer,
         hits: bool,
     ) -> int:
         """One launch group; returns its actual end."""
@@ -238,7 +215,7 @@ class Emulated:
         self._log(kind, start, ended, work, chosen.size)
         return ended
 
-    def _copy(self, work: LayerWork, pacer: _Pacer) -> int:
+    def _copy(self, work: LayerWork, pacer: Pacer) -> int:
         """The link: one copy after the other, each into a slot that is free."""
         costs, ended = self.costs, work.begin_ns
         copy_ns = int(costs.copy_ns[costs.layer_class[work.layer]])
@@ -259,7 +236,7 @@ class Emulated:
             self._log(ln.LOG_COPY, start, ended, work, expert)
         return ended
 
-    def _compute_on_host(self, work: LayerWork, pacer: _Pacer) -> int:
+    def _compute_on_host(self, work: LayerWork, pacer: Pacer) -> int:
         """The CPU workers: activations out, experts from the host store, outputs back."""
         costs = self.costs
         gated = np.zeros(self.store.form.width, np.float32)
@@ -297,9 +274,3 @@ def _get(queue: SimpleQueue[Any]) -> tuple[int, int]:
         raise _StoppedError
     stamp, value = item
     return stamp, value
-
-
-def _no_timer_slack() -> None:
-    """Linux wakes sleepers up to 50 us late to save power; ask for 1 ns."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
