@@ -10,12 +10,14 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "oled"
 
 FORBIDDEN = {  # folder or module of oled: what it never imports
-    "policies": ("torch", "transformers", "oled.sim", "oled.live"),
-    "sim": ("torch", "transformers", "oled.live"),
+    "policies": ("torch", "transformers", "oled.sim", "oled.live", "oled.validate"),
+    "sim": ("torch", "transformers", "oled.live", "oled.validate"),
     "trace": ("torch", "transformers", "oled.policies", "oled.sim", "oled.live", "oled.record"),
     "hardware": ("torch", "transformers", "oled.policies", "oled.sim", "oled.live"),
     "models": ("oled.policies", "oled.sim", "oled.live"),
     "record": ("oled.policies", "oled.sim", "oled.live"),
+    "live": ("oled.validate",),
+    "validate": ("oled.record",),
     "results.py": ("torch", "transformers", "matplotlib"),
 }
 
