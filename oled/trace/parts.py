@@ -151,15 +151,16 @@ def new_file(path: str | Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """A folder that appears only when it is whole: fill the one that this yields."""
-    final = Path(path)
-    taken = TraceError(f"{final}: already holds something; choose another folder or delete it")
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}{UNCLOSED}")
+    final = Path(path).resolve()
+    taken = TraceError(f"{path}: already holds something; choose another folder or delete it")
+    temporary = final.parent / f".{final.name}.{secrets.token_hex(4)}{UNCLOSED}"
     try:
-        with writing(final):
+        with writing(Path(path)):
             if final.exists() and (not final.is_dir() or any(final.iterdir())):
                 raise taken
             temporary.mkdir(parents=True)
-            yield temporary
+        yield temporary
+        with writing(Path(path)):
             try:
                 temporary.rename(final)  # onto nothing or an empty folder, else it fails
             except OSError as error:
@@ -167,7 +168,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
                     raise taken from None
                 raise
     except TraceError as error:
-        raise TraceError(str(error).replace(str(temporary), str(final))) from error
+        raise TraceError(str(error).replace(str(temporary), str(path))) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -512,6 +512,16 @@ def test_two_writers_in_one_folder(tmp_path: Path) -> None:
     assert check(tmp_path / "t").ok
 
 
+def test_an_import_into_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", routed(np.random.default_rng(0), 3))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert import_trace("vllm_routed_experts", "../a.npy", ".", FACTS) == Path()
+    assert check(tmp_path / "here").ok
+    with pytest.raises(TraceError, match=r"^/: already holds something"):
+        import_trace("vllm_routed_experts", tmp_path / "a.npy", "/", FACTS)
+
+
 def test_two_imports_into_one_folder(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", routed(np.random.default_rng(0), 3))
     import_trace("vllm_routed_experts", tmp_path / "a.npy", tmp_path / "t", FACTS)
