@@ -28,9 +28,7 @@ DAMAGE = (
     SyntaxError,
     MemoryError,
     OverflowError,
-    NotImplementedError,
-    RuntimeError,
-    RecursionError,
+    RuntimeError,  # unsupported compression, encryption, too deep a nesting
     zipfile.BadZipFile,
     zlib.error,
     tokenize.TokenError,
