@@ -53,7 +53,7 @@ def token_rows(stream: TraceStream, rows: Columns) -> NDArray[np.int64]:
     return np.asarray(stream.token_offsets[forward] + rows["token"])
 
 
-def active_entries(
+def _active_entries(
     stream: TraceStream, rows: Columns
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Row, slot and dense layer of each entry that loads an expert: no pads, no zero experts."""
@@ -66,6 +66,26 @@ def active_entries(
     limit = np.where(real, np.array(geometry.experts_per_layer)[place], 0)
     row, slot = np.nonzero(rows["expert_ids"] < limit[:, None])
     return row, slot, place[row].astype(np.int64)
+
+
+def active_windows(stream: TraceStream) -> Iterator[tuple[Columns, NDArray[np.int64]]]:
+    """Entries that load an expert, a window of whole forwards at a time, in the table's order.
+
+    Yields the columns forward, expert (i64) and weight, and the dense layer of each: [n].
+    """
+    cursor = stream.cursor(ROUTING)
+    for _, end in stream.windows():
+        table = cursor.take(end)
+        if table is None:
+            continue
+        rows = columns_of(table)
+        row, slot, place = _active_entries(stream, rows)
+        columns = {
+            "forward": rows["forward"][row].astype(np.int64),
+            "expert": rows["expert_ids"][row, slot].astype(np.int64),
+            "weight": rows["weights"][row, slot],
+        }
+        yield columns, place
 
 
 def distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -18,10 +18,9 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
-from oled.trace.longform import active_entries, columns_of, distinct
+from oled.trace.longform import active_windows, distinct
 from oled.trace.options import Options
 from oled.trace.stream import TraceStream
-from oled.trace.tables import ROUTING
 
 ACCESS = ("step", "token")
 RECORD = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
@@ -84,15 +83,8 @@ def _accesses(stream: TraceStream, options: Options) -> Iterator[Accesses]:
     by_token = options.choice("access", ACCESS, "step") == "token"
     sizes = np.array(geometry.expert_bytes, dtype=np.uint32)
     layers = np.array(geometry.moe_layers)
-    cursor = stream.cursor(ROUTING)
-    for _, end in stream.windows():
-        table = cursor.take(end)
-        if table is None:
-            continue
-        rows = columns_of(table)
-        row, slot, place = active_entries(stream, rows)
-        expert = rows["expert_ids"][row, slot].astype(np.int64)
-        key = (rows["forward"][row].astype(np.int64) << 32) | (place << 16) | expert
+    for columns, place in active_windows(stream):
+        key = (columns["forward"] << 32) | (place << 16) | columns["expert"]
         if not by_token:
             key = distinct(key)
         place = (key >> 16) & 0xFFFF

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from oled.trace.longform import active_entries, columns_of, distinct
+from oled.trace.longform import active_windows, distinct
 from oled.trace.options import Options
 from oled.trace.stream import TraceStream
-from oled.trace.tables import ROUTING
 
 
 def to_hot_experts(stream: TraceStream, path: Path, options: Options) -> None:
@@ -58,17 +57,11 @@ def _count(stream: TraceStream) -> Any:
     layers, widest = len(geometry.moe_layers), max(geometry.experts_per_layer)
     size = layers * widest
     total = np.zeros((layers, 3, widest))
-    cursor = stream.cursor(ROUTING)
-    for _, end in stream.windows():
-        table = cursor.take(end)
-        if table is None:
-            continue
-        rows = columns_of(table)
-        row, slot, place = active_entries(stream, rows)
-        cell = place * widest + rows["expert_ids"][row, slot]
-        once = distinct(rows["forward"][row].astype(np.int64) * size + cell) % size
+    for columns, place in active_windows(stream):
+        cell = place * widest + columns["expert"]
+        once = distinct(columns["forward"] * size + cell) % size
         total[:, 0] += np.bincount(cell, minlength=size).reshape(-1, widest)
         total[:, 1] += np.bincount(once, minlength=size).reshape(-1, widest)
-        weight = rows["weights"][row, slot]
-        total[:, 2] += np.bincount(cell, weights=weight, minlength=size).reshape(-1, widest)
+        weight = np.bincount(cell, weights=columns["weight"], minlength=size)
+        total[:, 2] += weight.reshape(-1, widest)
     return total

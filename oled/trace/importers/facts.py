@@ -8,8 +8,9 @@ from typing import Any, Self
 from oled.errors import UserError
 from oled.models.catalogue import model_geometry
 from oled.trace.errors import TraceError
+from oled.trace.manifest import Manifest
 from oled.trace.options import OptionError, Options
-from oled.trace.schema import Geometry
+from oled.trace.schema import ConfidenceKind, Geometry, WeightKind
 
 FACTS = {
     "model": "name in the catalogue (oled list models): gives all that follows",
@@ -121,9 +122,17 @@ class Facts:
             return (int(_agreed("experts", "experts of a layer", given, found)),) * layers
         return self.experts
 
-    def about_model(self) -> dict[str, Any]:
-        """The manifest's `model`."""
-        return {"id": self.model or "unknown", "revision": None, "dtype": None}
+    def manifest(
+        self, geometry: Geometry, about: dict[str, Any], lacks: tuple[str, ...], **more: Any
+    ) -> Manifest:
+        """Of a source without confidences, and without weights unless `more` says otherwise."""
+        fields: dict[str, Any] = {
+            "weight_kind": WeightKind.NONE,
+            "confidence_kind": ConfidenceKind.NONE,
+            "model": {"id": self.model or "unknown", "revision": None, "dtype": None},
+            **more,
+        }
+        return Manifest(geometry, provenance=about, lacks=lacks, **fields)
 
 
 def _agreed(key: str, words: str, given: Any, found: Any) -> Any:

@@ -22,9 +22,9 @@ from oled.trace.importers.facts import FACTS, Facts
 from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Source, provenance
 from oled.trace.limits import require_memory
-from oled.trace.manifest import Gap, Kept, Manifest
+from oled.trace.manifest import Gap, Kept
 from oled.trace.options import Options
-from oled.trace.schema import NO_EXPERT, ConfidenceKind, ForwardRecord, Phase, WeightKind
+from oled.trace.schema import NO_EXPERT, ForwardRecord, Phase, WeightKind
 
 NAME = "jsonl"
 LACKS = ("confidence", "requests", "phases", "token_ids")
@@ -72,16 +72,9 @@ def read(path: Path, options: Options) -> Source:
             f"gaps=true takes it as it is"
         )
     kind, total = _weight_kind(path, options, rows)
-    manifest = Manifest(
-        geometry=geometry,
-        weight_kind=kind,
-        weight_sum=total,
-        confidence_kind=ConfidenceKind.NONE,
-        model=facts.about_model(),
-        provenance=provenance(NAME, path),
-        gaps=gaps,
-        lacks=LACKS if kind is not WeightKind.NONE else ("weights", *LACKS),
-    )
+    lacks = LACKS if kind is not WeightKind.NONE else ("weights", *LACKS)
+    about = provenance(NAME, path)
+    manifest = facts.manifest(geometry, about, lacks, weight_kind=kind, weight_sum=total, gaps=gaps)
     return Source(manifest, _records(rows, layers, tokens, top_k, kind is not WeightKind.NONE))
 
 

@@ -24,15 +24,13 @@ from oled.trace.importers.facts import FACTS, Facts
 from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Source, provenance
 from oled.trace.limits import MAX_LAYERS
-from oled.trace.manifest import Gap, Kept, Manifest
+from oled.trace.manifest import Gap, Kept
 from oled.trace.options import Options
 from oled.trace.schema import (
     MAX_TOKENS,
     NO_EXPERT,
-    ConfidenceKind,
     ForwardRecord,
     Phase,
-    WeightKind,
 )
 
 NAME = "llama_cpp"
@@ -70,16 +68,9 @@ def read(path: Path, options: Options) -> Source:
     kept = Kept.LAST_TOKEN if short == {True} else Kept.SOME
     reason = "the engine prunes prompt tokens whose output nobody reads"
     gaps = (Gap(axis[-1], Phase.PREFILL, kept, reason),) if short else ()
-    manifest = Manifest(
-        geometry=geometry,
-        weight_kind=WeightKind.NONE,
-        confidence_kind=ConfidenceKind.NONE,
-        model=facts.about_model(),
-        decode={"mode": "autoregressive"},
-        provenance=provenance(NAME, path),
-        gaps=gaps,
-        lacks=LACKS,
-    )
+    about = provenance(NAME, path)
+    mode = {"mode": "autoregressive"}
+    manifest = facts.manifest(geometry, about, LACKS, decode=mode, gaps=gaps)
     return Source(manifest, _records(path, top_k, np.array(axis)))
 
 

@@ -20,9 +20,9 @@ from oled.trace.errors import TraceError
 from oled.trace.importers.facts import FACTS, Facts
 from oled.trace.importers.records import chunks, plain_record, row_tokens
 from oled.trace.importers.source import Source, provenance
-from oled.trace.manifest import Gap, Kept, Manifest
+from oled.trace.manifest import Gap, Kept
 from oled.trace.options import Options
-from oled.trace.schema import NO_EXPERT, ConfidenceKind, ForwardRecord, Phase, WeightKind
+from oled.trace.schema import NO_EXPERT, ForwardRecord, Phase
 
 LACKS = ("weights", "confidence", "passes")
 OPTIONS = {
@@ -70,15 +70,12 @@ def source_of(name: str, path: Path, requests: Sequence[Routes], options: Option
     lacks = LACKS if all(plan.prompt is not None for plan in plans) else (*LACKS, "phases")
     if any(plan.token_ids is None for plan in plans):
         lacks = (*lacks, "token_ids")
-    manifest = Manifest(
-        geometry=geometry,
-        weight_kind=WeightKind.NONE,
-        confidence_kind=ConfidenceKind.NONE,
-        model=facts.about_model(),
+    manifest = facts.manifest(
+        geometry,
+        {**provenance(name, path), "unwritten_tokens": lost},
+        lacks,
         decode={"mode": "autoregressive"},
-        provenance={**provenance(name, path), "unwritten_tokens": lost},
         gaps=tuple(_gaps(plans, geometry.moe_layers)),
-        lacks=lacks,
     )
     return Source(manifest, _records(plans, np.array(geometry.moe_layers)))
 

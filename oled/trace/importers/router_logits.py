@@ -25,9 +25,8 @@ from oled.trace.importers.logit_files import LogitFile, read_logits
 from oled.trace.importers.logits import Routing
 from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Source, provenance, source_files
-from oled.trace.manifest import Manifest
 from oled.trace.options import Options
-from oled.trace.schema import ConfidenceKind, ForwardRecord, Phase, RouterScores, TokenState
+from oled.trace.schema import ForwardRecord, Phase, RouterScores, TokenState
 
 NAME = "router_logits"
 SUFFIXES = (".pt", ".npz", ".safetensors")
@@ -97,15 +96,13 @@ def read(path: Path, options: Options) -> Source:
     kind, total = routing.kind
     rows = _Rows.of(first, options.integer("batch"))
     known = (rows.token_ids >= 0).all()
-    manifest = Manifest(
-        geometry=geometry,
+    manifest = facts.manifest(
+        geometry,
+        {**provenance(NAME, path), "routing": "top-k of the logits, taken anew"},
+        LACKS if known else (*LACKS, "token_ids"),
         weight_kind=kind,
         weight_sum=total,
-        confidence_kind=ConfidenceKind.NONE,
-        model=facts.about_model(),
         decode={"mode": "autoregressive"},
-        provenance={**provenance(NAME, path), "routing": "top-k of the logits, taken anew"},
-        lacks=LACKS if known else (*LACKS, "token_ids"),
     )
     return Source(manifest, _records(files, routing, geometry.experts_per_layer, options, layers))
 

@@ -13,8 +13,8 @@ from oled.trace.importers.counts import rows_of_counts, tokens_of_counts
 from oled.trace.importers.facts import Facts
 from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Source
-from oled.trace.manifest import Gap, Kept, Manifest
-from oled.trace.schema import MAX_TOKENS, ConfidenceKind, ForwardRecord, Phase, WeightKind
+from oled.trace.manifest import Gap, Kept
+from oled.trace.schema import MAX_TOKENS, ForwardRecord, Phase
 
 LACKS = (
     "weights",
@@ -68,19 +68,16 @@ def count_source(
             )
         uneven |= tokens < tokens.max()
     reason = "the layers' counts do not add up to the same number of tokens"
-    manifest = Manifest(
-        geometry=geometry,
-        weight_kind=WeightKind.NONE,
-        confidence_kind=ConfidenceKind.NONE,
-        model=facts.about_model(),
+    manifest = facts.manifest(
+        geometry,
+        about,
+        LACKS if ordered else (*LACKS, "order"),
         decode={"mode": "serving"},
-        provenance=about,
         gaps=tuple(
             Gap(int(layers[place]), Phase.DECODE, Kept.SOME, reason)
             for place in np.flatnonzero(uneven)
         ),
         ordered=ordered,
-        lacks=LACKS if ordered else (*LACKS, "order"),
     )
     return Source(manifest, _records(kept, layers, top_k))
 

@@ -13,8 +13,8 @@ from oled.trace.errors import TraceError
 from oled.trace.importers.facts import Facts
 from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Source
-from oled.trace.manifest import Gap, Kept, Manifest
-from oled.trace.schema import ConfidenceKind, ForwardRecord, Phase, TokenState, WeightKind
+from oled.trace.manifest import Gap, Kept
+from oled.trace.schema import ForwardRecord, Phase, TokenState
 
 LACKS = ("weights", "confidence", "requests")
 PHASES = {1: Phase.PREFILL, 2: Phase.DECODE, 3: Phase.PREFILL, 5: Phase.VERIFY, 6: Phase.DRAFT}
@@ -78,16 +78,8 @@ def token_source(
     experts = max((int(m[places].max()) + 1 for m in maps), default=None)
     layers = axis[places]
     geometry = facts.geometry(tuple(layers.tolist()), top_k, experts=experts, num_layers=len(axis))
-    manifest = Manifest(
-        geometry=geometry,
-        weight_kind=WeightKind.NONE,
-        confidence_kind=ConfidenceKind.NONE,
-        model=facts.about_model(),
-        decode={"mode": "serving"},
-        provenance=about,
-        gaps=tuple(_gaps(passes, places, geometry.moe_layers)),
-        lacks=LACKS,
-    )
+    gaps = tuple(_gaps(passes, places, geometry.moe_layers))
+    manifest = facts.manifest(geometry, about, LACKS, decode={"mode": "serving"}, gaps=gaps)
     return Source(manifest, _records(passes, places, layers, top_k))
 
 
