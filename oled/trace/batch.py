@@ -124,7 +124,8 @@ def _with_merged_predictions(result: Steps, steps: Steps, merged: Ints) -> Steps
     row = np.repeat(merged[step] * horizons + ahead, np.diff(steps.pred_offsets))
     widest = int(steps.num_experts.max())
     key, place = np.unique(row * widest + steps.pred_expert, return_inverse=True)
-    score = np.bincount(place, weights=steps.pred_score).astype(np.float32)
+    with np.errstate(over="ignore"):  # scores beyond float32 are infinite: still the most wanted
+        score = np.bincount(place, weights=steps.pred_score).astype(np.float32)
     row, expert = np.divmod(key, widest)
     order = np.lexsort((expert, -score, row))
     offsets = np.searchsorted(row, np.arange(len(result.layer) * horizons + 1))
