@@ -75,7 +75,7 @@ def test_random_damage(tmp_path: Path, part: int) -> None:
 
 @pytest.mark.parametrize("number", [1014429, 1025079, 1026000, 3024966, 7002950])
 def test_cases_that_were_found(tmp_path: Path, number: int) -> None:
-    """Warnings about infinite weights, an old dtype, a storage, a sum; half a character in a name."""
+    """Warnings about infinite weights, an old dtype, a storage, a sum; half a letter in a name."""
     run_case(number, tmp_path)
 
 
