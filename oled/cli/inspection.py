@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oled.cli.usage import UsageError
+from oled.cli.verbs import Arguments, Subparsers, add_verb
 from oled.errors import UserError, nearest
 from oled.paths import bundled_traces, plots_dir, trace_path
 
@@ -22,46 +23,28 @@ VERBS = {
     "bench": "how fast this machine simulates, decides or loads",
 }
 
-Arguments = argparse.Namespace
-Subparsers = argparse._SubParsersAction
-
 
 def add_verbs(verbs: Subparsers[argparse.ArgumentParser]) -> None:
-    check = _add(verbs, "check", _check, json_too=True)
+    check = add_verb(verbs, "check", VERBS["check"], _check, json_too=True)
     check.add_argument("trace", metavar="TRACE", help="a folder, or the name of a bundled trace")
 
-    stats = _add(verbs, "stats", _stats, json_too=True)
+    stats = add_verb(verbs, "stats", VERBS["stats"], _stats, json_too=True)
     stats.add_argument("trace", metavar="TRACE", help="a folder, or the name of a bundled trace")
     stats.add_argument("--partial", action="store_true", help="read what a crash has left")
     stats.add_argument("--plot", metavar="FILE", type=Path, help="also draw it: FILE.png, FILE.pdf")
 
-    listing = _add(verbs, "list", _list, json_too=True)
+    listing = add_verb(verbs, "list", VERBS["list"], _list, json_too=True)
     listing.add_argument("kind", metavar="KIND", help=", ".join(LISTS))
 
-    plot = _add(verbs, "plot", _plot)
+    plot = add_verb(verbs, "plot", VERBS["plot"], _plot)
     plot.add_argument("name", metavar="NAME", help=", ".join(_figures()))
     plot.add_argument(
         "results", metavar="RESULTS", type=Path, help="results.parquet, its folder, or a JSON file"
     )
     plot.add_argument("--out", metavar="DIR", type=Path, default=Path(), help="default: here")
 
-    bench = _add(verbs, "bench", _bench, json_too=True)
+    bench = add_verb(verbs, "bench", VERBS["bench"], _bench, json_too=True)
     bench.add_argument("what", choices=("sim", "decide", "load"))
-
-
-def _add(
-    verbs: Subparsers[argparse.ArgumentParser],
-    verb: str,
-    run: Callable[[Arguments], int],
-    *,
-    json_too: bool = False,
-) -> argparse.ArgumentParser:
-    summary = VERBS[verb]
-    parser = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    if json_too:
-        parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def _show(arguments: Arguments, data: Any, lines: Iterable[str]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oled.cli.usage import UsageError
+from oled.cli.verbs import Arguments, Subparsers, add_verb
 from oled.paths import trace_path
 
 VERBS = {
@@ -28,53 +29,34 @@ SLICE_KEYS = {
     "drop": "side tables to leave out: scores,predictions",
 }
 
-Arguments = argparse.Namespace
-Subparsers = argparse._SubParsersAction
-
 
 def add_verbs(verbs: Subparsers[argparse.ArgumentParser]) -> None:
-    importer = _add(verbs, "import", _import)
+    importer = add_verb(verbs, "import", VERBS["import"], _import)
     importer.add_argument("format", metavar="FORMAT", help="see oled list formats")
     importer.add_argument("source", metavar="SRC", type=Path, help="a file, or a folder of them")
     importer.add_argument("trace", metavar="DST", type=Path, help="the folder to write")
     importer.add_argument("options", metavar="key=value", nargs="*", help="see oled list formats")
 
-    exporter = _add(verbs, "export", _export, partial=True)
+    exporter = add_verb(verbs, "export", VERBS["export"], _export, partial=True)
     exporter.add_argument("format", metavar="FORMAT", help="see oled list exports")
     exporter.add_argument("trace", metavar="TRACE", help=TRACE)
     exporter.add_argument("file", metavar="DST", type=Path, help="the file to write")
     exporter.add_argument("options", metavar="key=value", nargs="*", help="see oled list exports")
 
-    slicer = _add(verbs, "slice", _slice, partial=True)
+    slicer = add_verb(verbs, "slice", VERBS["slice"], _slice, partial=True)
     slicer.add_argument("trace", metavar="TRACE", help=TRACE)
     slicer.add_argument("folder", metavar="DST", type=Path, help="the folder to write")
     keys = "; ".join(f"{key}: {text}" for key, text in SLICE_KEYS.items())
     slicer.add_argument("options", metavar="key=value", nargs="*", help=keys)
 
-    merger = _add(verbs, "merge", _merge, partial=True)
+    merger = add_verb(verbs, "merge", VERBS["merge"], _merge, partial=True)
     merger.add_argument("traces", metavar="TRACE", nargs="+", help=TRACE)
     merger.add_argument("folder", metavar="DST", type=Path, help="the folder to write")
 
-    viewer = _add(verbs, "view", _view, partial=True)
+    viewer = add_verb(verbs, "view", VERBS["view"], _view, json_too=True, partial=True)
     viewer.add_argument("trace", metavar="TRACE", help=TRACE)
     viewer.add_argument("--table", metavar="NAME", help="this one instead of all")
     viewer.add_argument("--head", metavar="N", type=int, default=0, help="also the first N rows")
-    viewer.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
-
-
-def _add(
-    verbs: Subparsers[argparse.ArgumentParser],
-    verb: str,
-    run: Callable[[Arguments], int],
-    *,
-    partial: bool = False,
-) -> argparse.ArgumentParser:
-    summary = VERBS[verb]
-    parser = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    if partial:
-        parser.add_argument("--partial", action="store_true", help="read what a crash has left")
-    parser.set_defaults(run=run)
-    return parser
 
 
 @contextmanager
