@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oled.live.backends import Backend, LayerWork
 from oled.live.decider import Decider
-from oled.live.kernels import Floats, Ints, combine, group_pairs
+from oled.live.kernels import Ints, group_pairs
 from oled.live.slots import SlotPool
 from oled.live.store import HostStore
 from oled.policies.decide import decides
@@ -39,7 +39,6 @@ class Executor:
         self.backend = backend
         self.decide_ns = 0  # wall time of decisions, slot tables and job lists
         self._pool = SlotPool(slots, layers, experts)
-        self._y = np.zeros((0, store.form.hidden), np.float32)
 
     def __enter__(self) -> Self:
         self.backend.open()
@@ -68,13 +67,12 @@ class Executor:
         self._pool.give_back([self._pool.evict(layer, expert) for layer, expert in gone])
         self.decide_ns += time.perf_counter_ns() - began
 
-    def run(
-        self, step: Step, ids: NDArray[np.int32], weight: Floats, x: Floats, host_ns: int = 0
-    ) -> Floats:
-        """Outputs f32[T, H] of one layer-step.
+    def run(self, step: Step, ids: NDArray[np.int32], weight: Any, x: Any, host_ns: int = 0) -> Any:
+        """Outputs [T, H] of one layer-step, as the backend has them.
 
-        ids i32[T, k] (other ids than the layer's experts are unused slots), weight f32[T, k],
-        x f32[T, H]. `host_ns`: nominal time of the dense part before it, where time is kept.
+        ids i32[T, k] (other ids than the layer's experts are unused slots); weight [T, k] and
+        x [T, H] as `Backend.adopt` gives them. `host_ns`: nominal time of the dense part before
+        it, where time is kept.
         """
         began = time.perf_counter_ns()
         ready = self.decider.ready
@@ -84,14 +82,12 @@ class Executor:
         policy_ns = ready.costs.policy_ns if decides(step, ready.rules) else 0
         self.backend.host(host_ns + policy_ns)
         granted = [*work.free, *work.released]
-        self.backend.run(work)
+        out = self.backend.run(work)
         self._commit(step, work, granted)
-        out = np.empty_like(x)
-        combine(work.y, ids.shape[1], out)
         return out
 
     def _work(
-        self, step: Step, ids: NDArray[np.int32], weight: Floats, x: Floats, slots: int
+        self, step: Step, ids: NDArray[np.int32], weight: Any, x: Any, slots: int
     ) -> LayerWork:
         plan, pool, layer = self.decider.ready.plan, self._pool, step.layer
         active = step.expert.size
@@ -119,7 +115,6 @@ class Executor:
             top_k=ids.shape[1],
             x=x,
             weight=weight.reshape(-1),
-            y=self._outputs(ids.size, int(starts[-1])),
             starts=starts,
             pairs=pairs,
             count=step.count,
@@ -144,15 +139,6 @@ class Executor:
             waits = position >= 0 and plan.state[position] == RESIDENT
             (later if waits else now).append(slot)
         return now, later
-
-    def _outputs(self, pairs: int, used: int) -> Floats:
-        """Room for the outputs of all pairs; those of unused slots are zero."""
-        if len(self._y) < pairs:
-            self._y = np.zeros((pairs, self.store.form.hidden), np.float32)
-        y = self._y[:pairs]
-        if used < pairs:
-            y[:] = 0.0
-        return y
 
     def _commit(self, step: Step, work: LayerWork, granted: list[int]) -> None:
         """Newcomers that stay keep their slots under their own names; all others are free."""

@@ -82,9 +82,9 @@ class Offloaded:
         if layer != self._next:
             raise UserError(f"MoE layer {layer} ran where layer {self._next} was expected")
         self._next += 1
-        x = np.ascontiguousarray(hidden.detach().numpy())
-        routed = ids.detach().numpy().astype(np.int32)
-        applied = np.ascontiguousarray(weights.detach().float().numpy())
-        step = self.log.step(layer, routed, applied)
-        self.executor.backend.catch_up()
-        return torch.from_numpy(self.executor.run(step, routed, applied, x)).to(hidden.dtype)
+        backend = self.executor.backend
+        x, weight = backend.adopt(hidden.detach()), backend.adopt(weights.detach())
+        routed = ids.cpu().numpy().astype(np.int32)
+        step = self.log.step(layer, routed, weights.detach().float().cpu().numpy())
+        backend.catch_up()
+        return torch.as_tensor(self.executor.run(step, routed, weight, x)).to(hidden.dtype)

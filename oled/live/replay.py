@@ -164,7 +164,8 @@ def live_replay(
                 x = bank[at : at + len(ids)] if inputs is None else inputs[index]
                 step = step_of(work, index, forward)
                 dense_ns = int(work.dense_ns[forward])
-                out = executor.run(step, ids, routing.weights[index], x, dense_ns)
+                weight = backend.adopt(routing.weights[index])
+                out = executor.run(step, ids, weight, backend.adopt(x), dense_ns)
                 outputs.append(hashlib.blake2b(out.tobytes(), digest_size=8).digest())
             backend.host(int(work.head_ns[forward]))
             times[1, forward] = backend.now

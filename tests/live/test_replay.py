@@ -13,7 +13,7 @@ import pytest
 
 from oled.errors import UserError
 from oled.live.backends import LaneError
-from oled.live.backends import emulated as module
+from oled.live.backends import lanes as module
 from oled.live.backends.emulated import Emulated
 from oled.live.slots import SlotPool
 from oled.policies.part import Retention
@@ -113,39 +113,39 @@ def test_no_job_begins_before_its_cause(ready):
 
 def test_without_the_landing_event_the_outputs_are_wrong(ready, resident, monkeypatch):
     """The consumer does not wait: the poisoned element makes it show, every time."""
-    copy = Emulated._copy
+    copy_all = Emulated._copy_all
 
-    def announce_first(self, work, pacer):
+    def announce_first(self, work):
         for position in work.transfers:
             slot = work.free[0] if work.free else work.released[0]
             work.slot[position] = slot
             self._device[slot, 0] = np.nan
-            work.landed.put((work.begin_ns, position))
+            work.landed.put((work.begin, position))
         time.sleep(0.002)
         work.landed = module.SimpleQueue()  # what really lands is not listened to
-        return copy(self, work, pacer)
+        return copy_all(self, work)
 
-    monkeypatch.setattr(Emulated, "_copy", announce_first)
+    monkeypatch.setattr(Emulated, "_copy_all", announce_first)
     assert run(ready, "lru", 20).outputs != resident
 
 
 def test_without_the_slot_event_the_outputs_are_wrong(ready, resident, monkeypatch):
     """Copies that do not wait for the compute in their slot overwrite it."""
-    group = Emulated._group
+    group = Emulated.group
 
-    def slow(self, work, chosen, *rest):
+    def slow(self, work, chosen, turn, *, hits):
         for slot in work.released:
-            work.vacant.put((work.begin_ns, slot))
+            work.vacant.put((work.begin, slot))
         time.sleep(0.002)
-        return group(self, work, chosen, *rest)
+        return group(self, work, chosen, turn, hits=hits)
 
-    monkeypatch.setattr(Emulated, "_group", slow)
+    monkeypatch.setattr(Emulated, "group", slow)
     assert run(ready, "oled_priority", 20, staging=1).outputs != resident
 
 
-@pytest.mark.parametrize("lane", ["_compute", "_copy", "_compute_on_host"])
+@pytest.mark.parametrize("lane", ["group", "copy", "compute_on_host"])
 def test_a_lane_that_fails_ends_the_run_and_leaves_nothing(ready, monkeypatch, lane):
-    def fail(self, work, pacer):
+    def fail(self, *_, **__):
         raise MemoryError("no more")
 
     monkeypatch.setattr(Emulated, lane, fail)
@@ -160,13 +160,13 @@ def test_a_lane_that_fails_ends_the_run_and_leaves_nothing(ready, monkeypatch, l
 def test_ctrl_c_ends_the_run_and_leaves_nothing(ready, monkeypatch):
     held = threading.Event()
 
-    def never(self, work, pacer):
+    def never(self, work):
         held.set()
         work.landed.get()  # as a lane that waits for another one does
-        raise module._StoppedError
+        raise module.StoppedError
 
     monkeypatch.setattr(Emulated, "_compute", never)
-    monkeypatch.setattr(Emulated, "_copy", lambda self, work, pacer: work.begin_ns)
+    monkeypatch.setattr(Emulated, "_copy_all", lambda self, work: work.begin)
     main = threading.main_thread().ident
 
     def interrupt():
@@ -184,7 +184,7 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing(ready, monkeypatch):
 
 def test_a_silent_lane_is_told(ready, monkeypatch):
     monkeypatch.setattr(module, "SILENCE_S", 0.2)
-    monkeypatch.setattr(Emulated, "_copy", lambda self, work, pacer: work.vacant.get() and 0)
+    monkeypatch.setattr(Emulated, "_copy_all", lambda self, work: work.vacant.get() and 0)
     with pytest.raises(LaneError, match="no lane has answered"):
         run(ready, "lru", 20)
     assert lanes_alive() == []

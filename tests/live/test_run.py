@@ -166,13 +166,13 @@ def test_half_precision_is_refused():
 def test_a_failure_gives_the_model_back(tiny, monkeypatch):
     from oled.live.backends.emulated import Emulated
 
-    def fail(self, work, pacer):
+    def fail(self, *_):
         raise OSError("the copy failed")
 
     names = list(ALL_EXPERTS_FUNCTIONS)
     before = tiny.model.get_experts_implementation()
     with monkeypatch.context() as patch:
-        patch.setattr(Emulated, "_copy", fail)
+        patch.setattr(Emulated, "copy", fail)
         with pytest.raises(UserError, match="the copy failed"):
             decode(tiny, "lru", 10)
     assert list(ALL_EXPERTS_FUNCTIONS) == names

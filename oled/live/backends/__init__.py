@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
-from oled.live.kernels import Floats, Ints
+from oled.live.kernels import Ints
 
 
 class LaneError(UserError):
@@ -25,9 +25,8 @@ class LayerWork:
     layer: int
     tokens: int  # T without pads
     top_k: int
-    x: Floats  # [T, H]
-    weight: Floats  # [P]
-    y: Floats  # [P, H] the outputs
+    x: Any  # [T, H], as the backend has it
+    weight: Any  # [P]
     starts: Ints  # [A + 1] pairs of each position
     pairs: Ints  # [P]
     count: NDArray[np.int32]  # [A] tokens routed to the expert
@@ -39,9 +38,9 @@ class LayerWork:
     on_cpu: Ints  # positions
     free: list[int]  # slots that transfers may take at once
     released: list[int]  # slots that are free once the hits have computed
-    begin_ns: int = 0
-    landed: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (stamp, position)
-    vacant: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (stamp, slot)
+    begin: Any = None  # mark, see `oled.live.backends.lanes`
+    landed: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (mark, position)
+    vacant: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (mark, slot)
 
 
 class Backend(Protocol):
@@ -61,5 +60,8 @@ class Backend(Protocol):
     def catch_up(self) -> None:
         """The host was busy with something real: its section begins now."""
 
-    def run(self, work: LayerWork) -> None:
-        """Compute `work.y`; returns when all lanes are done."""
+    def adopt(self, values: Any) -> Any:
+        """An array of the host, or a tensor, as the lanes compute with it."""
+
+    def run(self, work: LayerWork) -> Any:
+        """The outputs [T, H], as `adopt` gives; returns when all lanes have done their part."""

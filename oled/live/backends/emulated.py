@@ -17,34 +17,30 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from oled.live.backends import LaneError, LayerWork
+from oled.live.backends import LayerWork
+from oled.live.backends.lanes import CPU, GPU, LINK, Lanes
 from oled.live.backends.pacing import Pacer, no_timer_slack
-from oled.live.kernels import Ints, compute, copy_poisoned, warm
+from oled.live.kernels import Floats, Ints, combine, compute, copy_poisoned, warm
 from oled.live.store import HostStore
 from oled.policies.interface import Costs
 from oled.sim import lanes as ln
 
-SILENCE_S = 60.0  # without an answer of any lane
 _SWITCH_S = 5e-5  # longest time that a thread keeps the interpreter
-_NICE = {"gpu": 4, "cpu": 8}  # compute gives way to the lanes that keep time
-
-GPU, LINK, CPU = "gpu", "link", "cpu"
+_NICE = {GPU: 4, CPU: 8}  # compute gives way to the lanes that keep time
 
 
-class _StoppedError(Exception):
-    """Another lane failed, or the run is over."""
+class Emulated(Lanes[int]):
+    """`costs` are the nominal times; contention between CPU and link is not put in.
 
-
-class Emulated:
-    """`costs` are the nominal times; contention between CPU and link is not put in."""
+    A mark is the actual time, ns.
+    """
 
     def __init__(self, store: HostStore, slots: int, costs: Costs, *, paced: bool) -> None:
+        super().__init__()
         self.store = store
         self.costs = costs
         self.paced = paced
@@ -52,13 +48,11 @@ class Emulated:
         self.entries: list[tuple[int, ...]] = []  # as in `oled.sim.timeline.Timeline`
         self._given = np.zeros(4, np.int64)  # nominal work by lane: `oled.sim.lanes` GPU, H2D, ...
         self._device = np.zeros((max(1, slots), store.form.size), np.float32)
+        self._y = np.zeros((0, store.form.hidden), np.float32)  # outputs of all pairs
+        self._gated = {name: np.zeros(store.form.width, np.float32) for name in (GPU, CPU)}
         self._host = Pacer(paced)
-        self._jobs: dict[str, SimpleQueue[LayerWork | None]] = {}
         self._pacers = {name: Pacer(paced) for name in (GPU, LINK, CPU)}
         self._free_at = dict.fromkeys((GPU, LINK), 0)  # last nominal ends
-        self._done: SimpleQueue[tuple[str, int, BaseException | None]] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._running: LayerWork | None = None
         self._restore: tuple[float, bool] | None = None
 
     def open(self) -> None:
@@ -68,23 +62,11 @@ class Emulated:
             sys.setswitchinterval(_SWITCH_S)
             gc.disable()
             no_timer_slack()
-        for name, job in ((GPU, self._compute), (LINK, self._copy), (CPU, self._compute_on_host)):
-            self._jobs[name] = SimpleQueue()
-            thread = threading.Thread(target=self._lane, args=(name, job), name=f"oled-{name}")
-            thread.daemon = True
-            self._threads.append(thread)
-            thread.start()
+        super().open()
         self.now = time.perf_counter_ns()
 
     def close(self) -> None:
-        if self._running is not None:
-            self._stop(self._running)
-        for jobs in self._jobs.values():
-            jobs.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._jobs.clear()
-        self._threads.clear()
+        super().close()
         if self._restore is not None:
             switch, collecting = self._restore
             sys.setswitchinterval(switch)
@@ -93,8 +75,18 @@ class Emulated:
             self._restore = None
         self._device = np.zeros((0, self.store.form.size), np.float32)
 
+    def enter_lane(self, name: str) -> None:
+        if self.paced:
+            no_timer_slack()
+            if name in _NICE:
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE[name])
+
     def place(self, row: int, slot: int) -> None:
         self._device[slot] = self.store.block[row]
+
+    def adopt(self, values: Any) -> Floats:
+        adopted: Floats = np.ascontiguousarray(values, np.float32)
+        return adopted
 
     def host(self, nominal_ns: int) -> None:
         self.now = self._host.until(self.now + nominal_ns)
@@ -113,146 +105,73 @@ class Emulated:
         given, self._given = self._given, np.zeros(4, np.int64)
         return worst, given
 
-    def run(self, work: LayerWork) -> None:
-        work.begin_ns = self.now
-        for slot in work.free:
-            work.vacant.put((self.now, slot))
-        lanes = []
-        if work.hits.size or work.transfers.size:
-            lanes.append(GPU)
-        if work.transfers.size:
-            lanes.append(LINK)
-        if work.on_cpu.size:
-            lanes.append(CPU)
-        self._running = work
-        for name in lanes:
-            self._jobs[name].put(work)
-        failure: tuple[str, BaseException] | None = None
-        ended = self.now
-        for _ in lanes:
-            try:
-                name, stamp, error = self._done.get(timeout=SILENCE_S)
-            except Empty:
-                raise LaneError(f"no lane has answered for {SILENCE_S:g} s") from None
-            ended = max(ended, stamp)
-            if error is not None and (failure is None or isinstance(failure[1], _StoppedError)):
-                failure = (name, error)
-        self._running = None
-        if failure is not None:
-            raise LaneError(f"the {failure[0]} lane failed: {failure[1]!r}") from failure[1]
-        self.now = ended
+    def begin(self, work: LayerWork) -> int:
+        pairs, used = work.pairs.size, int(work.starts[-1])
+        if len(self._y) < pairs:
+            self._y = np.zeros((pairs, self.store.form.hidden), np.float32)
+        if used < pairs:  # outputs of unused slots are zero
+            self._y[:pairs] = 0.0
+        return self.now
 
-    def _lane(self, name: str, job: Callable[[LayerWork, Pacer], int]) -> None:
-        if self.paced:
-            no_timer_slack()
-            if name in _NICE:
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE[name])
-        while (work := self._jobs[name].get()) is not None:
-            try:
-                self._done.put((name, job(work, self._pacers[name]), None))
-            except BaseException as error:  # whatever it is, the main thread must hear of it
-                self._stop(work)
-                self._done.put((name, 0, error))
+    def end(self, work: LayerWork, marks: list[int]) -> Floats:
+        self.now = max([self.now, *marks])
+        out = np.empty((len(work.x), self.store.form.hidden), np.float32)
+        combine(self._y[: work.pairs.size], work.top_k, out)
+        return out
 
-    def _stop(self, work: LayerWork) -> None:
-        """Wake the lanes that wait for one another."""
-        for _ in range(2):
-            work.landed.put(None)
-            work.vacant.put(None)
+    def turn(self, cause: int) -> int:
+        return max(self._free_at[GPU], cause)
+
+    def landed_by(self, landed: int, turn: int) -> bool:
+        return landed <= turn
+
+    def group(self, work: LayerWork, chosen: Ints, turn: int, *, hits: bool) -> int:
+        self._calculate(GPU, self._device, work.slot, work, chosen)
+        costs = self.costs
+        tokens = -(-int(work.count[chosen].sum()) // costs.top_k)
+        nominal = int(costs.gpu_ns[costs.layer_class[work.layer], tokens, chosen.size])
+        self._free_at[GPU] = turn + nominal
+        self._given[ln.GPU] += nominal
+        ended = self._pacers[GPU].until(turn + nominal)
+        kind = ln.LOG_HITS if hits else ln.LOG_LANDED
+        self._log(kind, turn, ended, work, chosen.size)
+        return ended
+
+    def copy(self, work: LayerWork, position: int, slot: int, vacant: int) -> int:
+        costs, free_at = self.costs, self._free_at[LINK]
+        start = max(free_at, work.begin, vacant)
+        source, target = self.store.block[work.row[position]], self._device[slot]
+        copy_poisoned(source, target)
+        nominal = int(costs.copy_ns[costs.layer_class[work.layer]])
+        nominal += costs.copy_wake_ns if start > free_at else 0
+        self._free_at[LINK] = start + nominal
+        self._given[ln.H2D] += nominal
+        ended = self._pacers[LINK].until(self._free_at[LINK])
+        target[0] = source[0]
+        expert = int(work.row[position] - self.store.first[work.layer])
+        self._log(ln.LOG_COPY, start, ended, work, expert)
+        return ended
+
+    def compute_on_host(self, work: LayerWork) -> int:
+        costs, started = self.costs, work.begin
+        self._calculate(CPU, self.store.block, work.row, work, work.on_cpu)
+        counts = work.count[work.on_cpu]
+        tokens = min(int(counts.sum()), work.tokens)
+        called = costs.cpu_call_ns + int(costs.cpu_ns[costs.layer_class[work.layer]][counts].sum())
+        begin = started + int(costs.act_out_ns[tokens])
+        self._given[ln.D2H] += begin - started
+        self._given[ln.CPU] += called
+        self._log(ln.LOG_OUT, started, begin, work, tokens)
+        ended = self._pacers[CPU].until(begin + called + int(costs.act_back_ns[tokens]))
+        self._log(ln.LOG_CPU, begin, ended - int(costs.act_back_ns[tokens]), work, len(counts))
+        return ended
 
     def _log(self, kind: int, begin: int, end: int, work: LayerWork, item: int) -> None:
         self.entries.append((kind, begin, end, work.forward, work.layer, item))
 
-    def _compute(self, work: LayerWork, pacer: Pacer) -> int:
-        """The GPU: hits as one group, then whenever it is free all that have landed."""
-        gated = np.zeros(self.store.form.width, np.float32)
-        ended = work.begin_ns
-        if work.hits.size:
-            ended = self._group(work, work.hits, max(self._free_at[GPU], ended), gated, pacer, True)
-        for slot in work.released:
-            work.vacant.put((ended, slot))
-        left, held = work.transfers.size, None
-        while left:
-            stamp, first = held or _get(work.landed)
-            held, group = None, [first]
-            start = max(self._free_at[GPU], stamp)
-            while len(group) < left and held is None:
-                try:
-                    item = work.landed.get_nowait()
-                except Empty:
-                    break
-                if item is None:
-                    raise _StoppedError
-                if item[0] > start:  # landed after this group began
-                    held = item
-                else:
-                    group.append(item[1])
-            ended = self._group(work, np.array(group), start, gated, pacer, False)
-            for position in group:
-                if not work.stays[position]:
-                    work.vacant.put((ended, int(work.slot[position])))
-            left -= len(group)
-        return ended
-
-    def _group(
-        self,
-        work: LayerWork,
-        chosen: Ints,
-        start: int,
-        gated: Any,
-        pacer: Pacer,
-        hits: bool,
-    ) -> int:
-        """One launch group; returns its actual end."""
-        self._calculate(self._device, work.slot, work, chosen, gated)
-        costs = self.costs
-        tokens = -(-int(work.count[chosen].sum()) // costs.top_k)
-        nominal = int(costs.gpu_ns[costs.layer_class[work.layer], tokens, chosen.size])
-        self._free_at[GPU] = start + nominal
-        self._given[ln.GPU] += nominal
-        ended = pacer.until(start + nominal)
-        kind = ln.LOG_HITS if hits else ln.LOG_LANDED
-        self._log(kind, start, ended, work, chosen.size)
-        return ended
-
-    def _copy(self, work: LayerWork, pacer: Pacer) -> int:
-        """The link: one copy after the other, each into a slot that is free."""
-        costs, ended = self.costs, work.begin_ns
-        copy_ns = int(costs.copy_ns[costs.layer_class[work.layer]])
-        for position in work.transfers:
-            freed, slot = _get(work.vacant)
-            free_at = self._free_at[LINK]
-            start = max(free_at, work.begin_ns, freed)
-            source, target = self.store.block[work.row[position]], self._device[slot]
-            copy_poisoned(source, target)
-            nominal = copy_ns + (costs.copy_wake_ns if start > free_at else 0)
-            self._free_at[LINK] = start + nominal
-            self._given[ln.H2D] += nominal
-            work.slot[position] = slot
-            ended = pacer.until(self._free_at[LINK])
-            target[0] = source[0]
-            work.landed.put((ended, position))
-            expert = int(work.row[position] - self.store.first[work.layer])
-            self._log(ln.LOG_COPY, start, ended, work, expert)
-        return ended
-
-    def _compute_on_host(self, work: LayerWork, pacer: Pacer) -> int:
-        """The CPU workers: activations out, experts from the host store, outputs back."""
-        costs = self.costs
-        gated = np.zeros(self.store.form.width, np.float32)
-        self._calculate(self.store.block, work.row, work, work.on_cpu, gated)
-        counts = work.count[work.on_cpu]
-        tokens = min(int(counts.sum()), work.tokens)
-        called = costs.cpu_call_ns + int(costs.cpu_ns[costs.layer_class[work.layer]][counts].sum())
-        begin = work.begin_ns + int(costs.act_out_ns[tokens])
-        self._given[ln.D2H] += begin - work.begin_ns
-        self._given[ln.CPU] += called
-        self._log(ln.LOG_OUT, work.begin_ns, begin, work, tokens)
-        ended = pacer.until(begin + called + int(costs.act_back_ns[tokens]))
-        self._log(ln.LOG_CPU, begin, ended - int(costs.act_back_ns[tokens]), work, len(counts))
-        return ended
-
-    def _calculate(self, block: Any, row: Ints, work: LayerWork, chosen: Ints, gated: Any) -> None:
+    def _calculate(
+        self, lane: str, block: Floats, row: Ints, work: LayerWork, chosen: Ints
+    ) -> None:
         compute(
             block,
             row,
@@ -262,15 +181,7 @@ class Emulated:
             work.top_k,
             work.x,
             work.weight,
-            work.y,
-            gated,
+            self._y,
+            self._gated[lane],
             self.store.form,
         )
-
-
-def _get(queue: SimpleQueue[Any]) -> tuple[int, int]:
-    item = queue.get()
-    if item is None:
-        raise _StoppedError
-    stamp, value = item
-    return stamp, value

@@ -1,0 +1,192 @@
+"""GPU, link and CPU workers as threads, one FIFO each: the order of a layer-step's work.
+
+What a backend adds are the few calls of its device. A *mark* is when something is done, in the
+backend's own terms: the actual nanosecond where threads play the device, an event of a stream on a
+real one. Whoever needs a thing gets its mark and waits for it, or has the device wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from oled.live.backends import LaneError, LayerWork
+from oled.live.kernels import Ints
+
+SILENCE_S = 60.0  # without an answer of any lane
+
+GPU, LINK, CPU = "gpu", "link", "cpu"
+
+Mark = TypeVar("Mark")
+
+
+class StoppedError(Exception):
+    """Another lane failed, or the run is over."""
+
+
+class Lanes(ABC, Generic[Mark]):
+    """Runs layer-steps; the abstract methods are the device's."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, SimpleQueue[LayerWork | None]] = {}
+        self._done: SimpleQueue[tuple[str, Mark | None, BaseException | None]] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._running: LayerWork | None = None
+
+    @abstractmethod
+    def begin(self, work: LayerWork) -> Mark:
+        """The step begins: from this mark on, slots that are free may be written."""
+
+    @abstractmethod
+    def copy(self, work: LayerWork, position: int, slot: int, vacant: Mark) -> Mark:
+        """Copy the expert at `position` into `slot`, free from `vacant` on; when it lands."""
+
+    @abstractmethod
+    def turn(self, cause: Mark) -> Mark:
+        """When the GPU can begin a launch group whose last missing part is there at `cause`."""
+
+    @abstractmethod
+    def landed_by(self, landed: Mark, turn: Mark) -> bool:
+        """Whether an expert that lands at `landed` belongs to the group that begins at `turn`."""
+
+    @abstractmethod
+    def group(self, work: LayerWork, chosen: Ints, turn: Mark, *, hits: bool) -> Mark:
+        """One launch group of the experts at positions `chosen`, all landed by `turn`; its end."""
+
+    @abstractmethod
+    def compute_on_host(self, work: LayerWork) -> Mark:
+        """Activations out, the experts at `work.on_cpu` from the host store, outputs back."""
+
+    @abstractmethod
+    def end(self, work: LayerWork, marks: list[Mark]) -> Any:
+        """The step ends with these marks of its lanes; its outputs [T, H]."""
+
+    def enter_lane(self, name: str) -> None:
+        """Called in a lane's thread before its first job."""
+
+    def open(self) -> None:
+        lanes = ((GPU, self._compute), (LINK, self._copy_all), (CPU, self.compute_on_host))
+        for name, job in lanes:
+            self._jobs[name] = SimpleQueue()
+            thread = threading.Thread(target=self._lane, args=(name, job), name=f"oled-{name}")
+            thread.daemon = True
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        if self._running is not None:
+            _stop(self._running)
+        for jobs in self._jobs.values():
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._jobs.clear()
+        self._threads.clear()
+
+    def run(self, work: LayerWork) -> Any:
+        begin = self.begin(work)
+        work.begin = begin
+        for slot in work.free:
+            work.vacant.put((begin, slot))
+        lanes = []
+        if work.hits.size or work.transfers.size:
+            lanes.append(GPU)
+        if work.transfers.size:
+            lanes.append(LINK)
+        if work.on_cpu.size:
+            lanes.append(CPU)
+        self._running = work
+        for name in lanes:
+            self._jobs[name].put(work)
+        marks = self._wait_for(len(lanes))
+        self._running = None
+        return self.end(work, marks)
+
+    def _wait_for(self, lanes: int) -> list[Mark]:
+        """The last marks of that many lanes; raises what went wrong first in any of them."""
+        failure: tuple[str, BaseException] | None = None
+        marks: list[Mark] = []
+        for _ in range(lanes):
+            try:
+                name, mark, error = self._done.get(timeout=SILENCE_S)
+            except Empty:
+                raise LaneError(f"no lane has answered for {SILENCE_S:g} s") from None
+            if mark is not None:
+                marks.append(mark)
+            if error is not None and (failure is None or isinstance(failure[1], StoppedError)):
+                failure = (name, error)
+        if failure is not None:
+            raise LaneError(f"the {failure[0]} lane failed: {failure[1]!r}") from failure[1]
+        return marks
+
+    def _lane(self, name: str, job: Callable[[LayerWork], Mark]) -> None:
+        entered = False
+        while (work := self._jobs[name].get()) is not None:
+            try:
+                if not entered:
+                    self.enter_lane(name)
+                    entered = True
+                self._done.put((name, job(work), None))
+            except BaseException as error:  # whatever it is, the main thread must hear of it
+                _stop(work)
+                self._done.put((name, None, error))
+
+    def _compute(self, work: LayerWork) -> Mark:
+        """The GPU: hits as one group, then whenever it is free all that have landed."""
+        ended: Mark = work.begin
+        if work.hits.size:
+            ended = self.group(work, work.hits, self.turn(ended), hits=True)
+        for slot in work.released:
+            work.vacant.put((ended, slot))
+        left, held = work.transfers.size, None
+        while left:
+            mark, first = held or _get(work.landed)
+            held, chosen = None, [first]
+            turn = self.turn(mark)
+            while len(chosen) < left and held is None:
+                try:
+                    item = work.landed.get_nowait()
+                except Empty:
+                    break
+                if item is None:
+                    raise StoppedError
+                if self.landed_by(item[0], turn):
+                    chosen.append(item[1])
+                else:
+                    held = item
+            ended = self.group(work, np.array(chosen), turn, hits=False)
+            for position in chosen:
+                if not work.stays[position]:
+                    work.vacant.put((ended, int(work.slot[position])))
+            left -= len(chosen)
+        return ended
+
+    def _copy_all(self, work: LayerWork) -> Mark:
+        """The link: one copy after the other, each into a slot that is free."""
+        ended: Mark = work.begin
+        for position in work.transfers:
+            vacant, slot = _get(work.vacant)
+            ended = self.copy(work, int(position), slot, vacant)
+            work.slot[position] = slot
+            work.landed.put((ended, int(position)))
+        return ended
+
+
+def _stop(work: LayerWork) -> None:
+    """Wake the lanes that wait for one another."""
+    for _ in range(2):
+        work.landed.put(None)
+        work.vacant.put(None)
+
+
+def _get(queue: SimpleQueue[Any]) -> tuple[Any, int]:
+    item = queue.get()
+    if item is None:
+        raise StoppedError
+    mark, value = item
+    return mark, value
