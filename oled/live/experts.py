@@ -66,7 +66,9 @@ def take_experts(layers: Sequence[MoeLayer]) -> HostStore:
         expected = _probe(entry)
         for name, view in _views(rows, entry.experts, form).items():
             view.copy_(entry.experts.get_parameter(name))
-            setattr(entry.experts, name, nn.Parameter(view, requires_grad=False))
+            taken = nn.Parameter(view, requires_grad=False)
+            for place in entry.places:
+                setattr(place.experts, name, taken)
         _verify(entry, store, index, expected)
     return store
 
@@ -97,7 +99,7 @@ def _probe_inputs(entry: MoeLayer) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _probe(entry: MoeLayer) -> Tensor:
-    output: Tensor = entry.plain_forward()(entry.experts, *_probe_inputs(entry))
+    output: Tensor = entry.places[0].plain_forward()(entry.experts, *_probe_inputs(entry))
     return output
 
 

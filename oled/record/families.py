@@ -25,19 +25,24 @@ class Scoring(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    scoring: Scoring
+    scoring: Scoring | None
     normalised: bool | str = "norm_topk_prob"  # or the configuration key that says so
     scale: str | None = None  # the configuration key of a factor on all weights
     over_selected: bool = False  # the softmax runs over the selected experts alone
+    # the key of the width of what runs beside the experts for every token, where it is a single MLP
+    shared_width: str = "shared_expert_intermediate_size"
 
 
 _SIGMOID = _Rule(Scoring.SIGMOID, scale="routed_scaling_factor")
 _SOFTMAX = _Rule(Scoring.SOFTMAX)
+_UNKNOWN = _Rule(None, normalised=False)
 _RULES = {
     "deepseek_v2": _Rule(Scoring.SOFTMAX, normalised=False),  # its code never reads norm_topk_prob
     "deepseek_v3": _SIGMOID,
     # normalised first, then multiplied by a learned scale of each expert
-    "diffusion_gemma_text": _Rule(Scoring.PROBABILITIES, normalised=False),
+    "diffusion_gemma_text": _Rule(
+        Scoring.PROBABILITIES, normalised=False, shared_width="intermediate_size"
+    ),
     "glm4_moe": _SIGMOID,
     "gpt_oss": _Rule(Scoring.SOFTMAX, over_selected=True),
     "llada2_moe": _SIGMOID,
@@ -45,6 +50,7 @@ _RULES = {
     "olmoe": _SOFTMAX,
     "qwen2_moe": _SOFTMAX,
     "qwen3_moe": _SOFTMAX,
+    "sdar_moe": _SOFTMAX,
 }
 _TOP_K = ("num_experts_per_tok", "top_k_experts")
 _SHARED = ("n_shared_experts", "num_shared_experts")
@@ -76,10 +82,10 @@ def read_family(config: PreTrainedConfig) -> Family:
     top_k = next((facts[key] for key in _TOP_K if facts.get(key)), None)
     if top_k is None:
         raise UserError(f"'{model_type}' names no experts per token ({' or '.join(_TOP_K)})")
-    rule = _RULES.get(model_type)
-    kind, total = (WeightKind.UNNORMALISED, None) if rule is None else _weights(rule, facts)
-    scoring = None if rule is None else rule.scoring
-    return Family(model_type, top_k, kind, total, scoring, _shared_experts(facts))
+    rule = _RULES.get(model_type, _UNKNOWN)
+    kind, total = _weights(rule, facts)
+    shared = _shared_experts(rule, facts)
+    return Family(model_type, top_k, kind, total, rule.scoring, shared)
 
 
 def _weights(rule: _Rule, facts: dict[str, Any]) -> tuple[WeightKind, float | None]:
@@ -92,8 +98,8 @@ def _weights(rule: _Rule, facts: dict[str, Any]) -> tuple[WeightKind, float | No
     return (WeightKind.SUM_ONE, None) if scale == 1.0 else (WeightKind.SCALED_SUM, scale)
 
 
-def _shared_experts(facts: dict[str, Any]) -> int:
-    width: int = facts.get("shared_expert_intermediate_size", 0)  # Qwen2-MoE: a single, wide one
+def _shared_experts(rule: _Rule, facts: dict[str, Any]) -> int:
+    width: int = facts.get(rule.shared_width, 0)
     if width:
         return width // int(facts["moe_intermediate_size"])
     return int(next((facts[key] for key in _SHARED if facts.get(key)), 0))

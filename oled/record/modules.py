@@ -5,7 +5,7 @@ Shapes: E routed experts of a layer, H hidden size, I width of an expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,18 +22,12 @@ _ROUTER_NAMES = ("gate", "router")  # beside the experts, in every family with f
 
 
 @dataclass(frozen=True, slots=True)
-class MoeLayer:
-    """The routed part of one layer."""
+class Place:
+    """Where a layer's experts are called."""
 
-    layer: int  # absolute
     name: str  # of the experts module
     experts: nn.Module
     router: nn.Module | None
-
-    @property
-    def num_experts(self) -> int:
-        """E, read from the weights, so that pruned layers count right."""
-        return int(self.experts.get_parameter("down_proj").shape[0])
 
     def plain_forward(self) -> Callable[..., Any]:
         """The experts' own forward, below transformers' dispatcher."""
@@ -46,22 +40,57 @@ class MoeLayer:
         return forward.__wrapped__  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True, slots=True)
+class MoeLayer:
+    """The routed part of one layer.
+
+    It has several places where a model has several stacks of layers over the same weights, such as
+    DiffusionGemma's encoder and decoder; a forward goes through one of them.
+    """
+
+    layer: int  # absolute
+    places: tuple[Place, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the experts module; the first, where there are several."""
+        return self.places[0].name
+
+    @property
+    def experts(self) -> nn.Module:
+        """The module that holds the weights; the first, where several share them."""
+        return self.places[0].experts
+
+    @property
+    def num_experts(self) -> int:
+        """E, read from the weights, so that pruned layers count right."""
+        return int(self.experts.get_parameter("down_proj").shape[0])
+
+
 def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
     """All layers with routed experts, in order. Works on a model on the meta device, too."""
-    found: dict[int, MoeLayer] = {}
+    found: dict[int, list[Place]] = {}
     for name, module in model.named_modules():
         if not _holds_experts(module):
             continue
-        layer = _layer_id(name)
-        if layer in found:
-            raise UserError(
-                f"two expert modules say layer {layer}: {found[layer].name} and {name}; "
-                f"models with several stacks of layers can not be recorded yet"
-            )
         block = dict(model.get_submodule(name.rpartition(".")[0]).named_children())
         router = next((block[key] for key in _ROUTER_NAMES if key in block), None)
-        found[layer] = MoeLayer(layer, name, module, router)
-    return tuple(found[layer] for layer in sorted(found))
+        found.setdefault(_layer_id(name), []).append(Place(name, module, router))
+    for layer, places in found.items():
+        _refuse_strangers(layer, places)
+    return tuple(MoeLayer(layer, tuple(found[layer])) for layer in sorted(found))
+
+
+def _refuse_strangers(layer: int, places: Sequence[Place]) -> None:
+    """Experts of one layer must be the same weights: they are cached and copied as one."""
+    first, *others = places
+    for other in others:
+        for name, parameter in first.experts.named_parameters(recurse=False):
+            if other.experts.get_parameter(name) is not parameter:
+                raise UserError(
+                    f"layer {layer} has two sets of experts, {first.name} and {other.name}: "
+                    f"models of several stacks are recorded only where these share their weights"
+                )
 
 
 def _holds_experts(module: nn.Module) -> bool:

@@ -22,7 +22,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from oled.errors import UserError
 from oled.record.capture import Capture, Staging
 from oled.record.families import Scoring, read_family
-from oled.record.modules import moe_layers
+from oled.record.modules import Place, moe_layers
 
 SUM_TOLERANCE = 0.01  # relative; bf16 rows were seen to add up to 0.9975 .. 1.0024
 _SELECTION_BIAS = ("e_score_correction_bias", "expert_bias")
@@ -44,10 +44,14 @@ class Recorder:
         self._model = model
         self.horizons = min(horizons, len(self.layers) - 1)
         self.score_width = min(score_width, *(entry.num_experts for entry in self.layers))
-        self._routers = self._find_routers() if score_width or horizons else []
-        self._rows = {entry.experts: row for row, entry in enumerate(self.layers)}
+        self._stacks = self._find_routers() if score_width or horizons else []
+        self._rows = {
+            place.experts: row for row, entry in enumerate(self.layers) for place in entry.places
+        }
         # below the dispatcher; refuses at once what does not go through it
-        self._plain = [entry.plain_forward() for entry in self.layers]
+        self._plain = {
+            place.experts: place.plain_forward() for entry in self.layers for place in entry.places
+        }
         self._delegates: dict[nn.Module, Callable[..., Tensor]] = {}
         self._staging = Staging(len(self.layers))
         self._tokens = 0
@@ -58,9 +62,9 @@ class Recorder:
     def __enter__(self) -> Self:
         name = f"oled_record_{id(self):x}"
         with ExitStack() as undo:
-            for entry, plain in zip(self.layers, self._plain, strict=True):
-                config: Any = entry.experts.config
-                self._delegates[entry.experts] = ALL_EXPERTS_FUNCTIONS.get_interface(
+            for experts, plain in self._plain.items():
+                config: Any = experts.config
+                self._delegates[experts] = ALL_EXPERTS_FUNCTIONS.get_interface(
                     config._experts_implementation, plain
                 )
             ALL_EXPERTS_FUNCTIONS[name] = self._on_experts
@@ -69,8 +73,10 @@ class Recorder:
                 self._model.set_experts_implementation, self._model.get_experts_implementation()
             )
             self._model.set_experts_implementation(name)
-            for row, router in enumerate(self._routers):
-                undo.callback(router.register_forward_hook(self._router_hook(row)).remove)
+            for stack in self._stacks:
+                for row, router in enumerate(stack):
+                    hook = self._router_hook(stack, row)
+                    undo.callback(router.register_forward_hook(hook).remove)
             self._undo = undo.pop_all()
         return self
 
@@ -91,7 +97,7 @@ class Recorder:
         fired, asked, routed = self._fired, self._asked, self._tokens
         self._reset()
         self._check_fired(fired, "experts")
-        if self._routers:
+        if self._stacks:
             self._check_fired(asked, "router")
         if routed != tokens:
             raise UserError(f"{self.layers[0].name} routed {routed} tokens of {tokens}")
@@ -133,37 +139,31 @@ class Recorder:
         self._staging.put("weights", row, weights)
         return self._delegates[module](module, hidden, ids, weights, **kwargs)
 
-    def _find_routers(self) -> list[nn.Module]:
-        routers = []
-        for entry in self.layers:
-            if entry.router is None:
-                raise UserError(
-                    f"{entry.name} has no router beside it: scores and predictions can not be "
-                    f"recorded, routing alone can"
-                )
-            routers.append(entry.router)
+    def _find_routers(self) -> list[list[nn.Module]]:
+        """The routers of every stack of layers, by row."""
         if self.score_width and self.family.scoring is None:
             raise UserError(
                 f"how '{self.family.model_type}' turns router logits into scores is not known: "
                 f"record without scores"
             )
-        return routers
+        by_layer = [[_router_of(place) for place in entry.places] for entry in self.layers]
+        return [list(stack) for stack in zip(*by_layer, strict=True)]
 
-    def _router_hook(self, row: int) -> Callable[..., None]:
+    def _router_hook(self, stack: list[nn.Module], row: int) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
             self._asked[row] += 1
             if self.score_width:
-                self._put_scores(row, output[0])
+                self._put_scores(stack[row], row, output[0])
             for ahead in range(1, self.horizons + 1):
-                if row + ahead < len(self._routers):
+                if row + ahead < len(stack):
                     # forward, not __call__: its own hook must not take this for a real call
-                    _, weights, ids = self._routers[row + ahead].forward(inputs[0])
+                    _, weights, ids = stack[row + ahead].forward(inputs[0])
                     self._staging.put(f"predicted_ids_{ahead}", row, ids)
                     self._staging.put(f"predicted_weights_{ahead}", row, weights)
 
         return hook
 
-    def _put_scores(self, row: int, logits: Tensor) -> None:
+    def _put_scores(self, router: nn.Module, row: int, logits: Tensor) -> None:
         """The m best of logits [N, E], by the score that selects."""
         match self.family.scoring:
             case Scoring.SIGMOID:
@@ -172,7 +172,7 @@ class Recorder:
                 values = logits.float()
             case _:
                 values = logits.float().softmax(-1)
-        buffers = dict(self._routers[row].named_buffers(recurse=False))
+        buffers = dict(router.named_buffers(recurse=False))
         bias = next((buffers[key] for key in _SELECTION_BIAS if key in buffers), None)
         chosen_by = values if bias is None else values + bias
         best, ids = chosen_by.topk(self.score_width, dim=-1)
@@ -212,3 +212,12 @@ class Recorder:
                 f"{sums[row, token]:.4f}; the configuration of '{self.family.model_type}' says "
                 f"{expected:g}: record with a transformers version that oled knows"
             )
+
+
+def _router_of(place: Place) -> nn.Module:
+    if place.router is None:
+        raise UserError(
+            f"{place.name} has no router beside it: scores and predictions can not be recorded, "
+            f"routing alone can"
+        )
+    return place.router

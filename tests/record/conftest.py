@@ -8,9 +8,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    DiffusionGemmaConfig,
+    DiffusionGemmaTextConfig,
     Glm4MoeConfig,
     GptOssConfig,
     MixtralConfig,
@@ -22,7 +25,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from oled import models as families
 from oled.models.llada2 import LLaDA2MoeConfig
+from oled.models.sdar import SDARMoeConfig
 from oled.record import LoadedModel
 
 EOS, MASK = 0, 1
@@ -89,8 +94,43 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         head_dim=8,
         mask_token_id=MASK,
     ),
+    "sdar_moe": lambda: SDARMoeConfig(
+        **COMMON,
+        **NARROW,
+        num_experts=8,
+        head_dim=8,
+        norm_topk_prob=True,
+        block_length=8,
+        mask_token_id=MASK,
+    ),
+    "diffusion_gemma": lambda: DiffusionGemmaConfig(
+        text_config=DiffusionGemmaTextConfig(
+            **COMMON,
+            num_experts=8,
+            top_k_experts=2,
+            moe_intermediate_size=16,
+            head_dim=8,
+            global_head_dim=16,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            sliding_window=6,
+        ),
+        vision_config=AutoConfig.for_model(
+            "gemma4_vision",
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=8,
+        ),
+        canvas_length=8,
+        boi_token_id=255,
+        eoi_token_id=256,
+        image_token_id=257,
+    ),
 }
 
+families.register()
 
 torch.set_num_threads(1)  # the models are so small that more threads only wait for each other
 
@@ -98,7 +138,13 @@ torch.set_num_threads(1)  # the models are so small that more threads only wait 
 def build(family: str) -> PreTrainedModel:
     """A random model of the family, always the same one."""
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIGS[family]()).eval()
+    model = AutoModelForCausalLM.from_config(CONFIGS[family]()).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("router.scale"):  # DiffusionGemma's begin as ones, too small to choose by
+            torch.nn.init.uniform_(parameter, 10, 30)
+        elif name.endswith("per_expert_scale"):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
 
 
 @pytest.fixture(params=sorted(CONFIGS))

@@ -28,6 +28,8 @@ WEIGHTS = {
     "glm4_moe": (WeightKind.SUM_ONE, None),
     "gpt_oss": (WeightKind.SOFTMAX_SELECTED, None),
     "llada2_moe": (WeightKind.SCALED_SUM, 2.5),
+    "sdar_moe": (WeightKind.SUM_ONE, None),
+    "diffusion_gemma": (WeightKind.UNNORMALISED, None),
 }
 SHAPE = (2, 12)
 TOKENS = 24
@@ -41,6 +43,8 @@ def ids() -> torch.Tensor:
 
 def run(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
+        if model.config.model_type == "diffusion_gemma":  # its forward is two passes
+            return model.model.encoder(input_ids=ids).last_hidden_state
         return model(input_ids=ids).logits
 
 
@@ -48,7 +52,7 @@ def router_outputs(model: PreTrainedModel, ids: torch.Tensor) -> list[tuple[torc
     """What each router returned, seen by plain hooks without a recorder."""
     seen: list[tuple[torch.Tensor, ...]] = []
     handles = [
-        entry.router.register_forward_hook(lambda _m, _i, output: seen.append(output))
+        entry.places[0].router.register_forward_hook(lambda _m, _i, output: seen.append(output))
         for entry in moe_layers(model)
     ]
     run(model, ids)
@@ -122,7 +126,8 @@ def test_geometry_comes_from_the_weights(model: PreTrainedModel) -> None:
     assert set(geometry.expert_bytes) == {2 * values}
     assert set(geometry.experts_per_layer) == {8}
     assert (geometry.top_k, geometry.hidden_size, geometry.num_layers) == (2, 32, 4)
-    narrow = model.config.to_dict().get("moe_intermediate_size", COMMON["intermediate_size"])
+    facts = model.config.get_text_config().to_dict()
+    narrow = facts.get("moe_intermediate_size", COMMON["intermediate_size"])
     assert geometry.moe_intermediate_size == narrow
     assert geometry_of(model).expert_bytes[0] == 4 * values
 
@@ -131,6 +136,7 @@ def test_shared_experts_are_counted_in_routed_ones() -> None:
     assert read_family(build("qwen2_moe").config).shared_experts == 4
     assert read_family(build("deepseek_v2").config).shared_experts == 2
     assert read_family(build("mixtral").config).shared_experts == 0
+    assert read_family(build("diffusion_gemma").config).shared_experts == 3  # a dense MLP beside
 
 
 def test_scores_are_the_best_of_all_experts(model: PreTrainedModel, ids: torch.Tensor) -> None:
@@ -142,7 +148,10 @@ def test_scores_are_the_best_of_all_experts(model: PreTrainedModel, ids: torch.T
     sigmoid = "deepseek_v3", "glm4_moe", "llada2_moe"
     for row, (logits, _, _) in enumerate(outputs):
         values = logits[5:9].float()
-        values = values.sigmoid() if model.config.model_type in sigmoid else values.softmax(-1)
+        if model.config.model_type in sigmoid:
+            values = values.sigmoid()
+        elif model.config.model_type != "diffusion_gemma":  # its routers say probabilities
+            values = values.softmax(-1)
         picked = np.take_along_axis(values.numpy(), scores.expert_ids[row].astype(int), -1)
         assert scores.expert_ids.shape == (len(outputs), 4, 8)
         assert np.allclose(scores.values[row], picked, atol=1e-6)
@@ -152,7 +161,7 @@ def test_scores_are_the_best_of_all_experts(model: PreTrainedModel, ids: torch.T
 def test_biased_scores_stand_beside_the_plain_ones(llada: PreTrainedModel) -> None:
     with torch.no_grad():
         for entry in moe_layers(llada):
-            entry.router.expert_bias.copy_(torch.linspace(-1, 1, 8))
+            entry.places[0].router.expert_bias.copy_(torch.linspace(-1, 1, 8))
     with Recorder(llada, score_width=8) as recorder:
         run(llada, torch.arange(2, 26)[None])
         scores = recorder.take(TOKENS).scores(np.arange(TOKENS))
@@ -164,7 +173,7 @@ def test_biased_scores_stand_beside_the_plain_ones(llada: PreTrainedModel) -> No
 def test_next_gates_are_asked_about_this_layers_input(model: PreTrainedModel) -> None:
     inputs: list[torch.Tensor] = []
     layers = moe_layers(model)
-    hooks = [e.router.register_forward_hook(lambda _m, i, _o: inputs.append(i[0])) for e in layers]
+    hooks = [e.places[0].router.register_forward_hook(lambda _m, i, _o: inputs.append(i[0])) for e in layers]
     with Recorder(model, horizons=9) as recorder:
         run(model, torch.arange(2, 26)[None])
         said = recorder.take(TOKENS).predictions(np.arange(4, 10))
@@ -176,7 +185,7 @@ def test_next_gates_are_asked_about_this_layers_input(model: PreTrainedModel) ->
     assert pairs == [(a, b) for a in range(count) for b in range(a + 1, count)]
     for one, (row, target) in zip(said, pairs, strict=True):
         with torch.inference_mode():
-            _, weights, experts = layers[target].router(inputs[row])
+            _, weights, experts = layers[target].places[0].router(inputs[row])
         total = np.zeros(8)
         tokens = slice(4, 10)
         np.add.at(total, experts[tokens].numpy(), weights[tokens].numpy())
