@@ -31,11 +31,14 @@ class Offloaded:
         self, model: PreTrainedModel, layers: Sequence[MoeLayer], executor: Executor, log: StepLog
     ) -> None:
         for entry in layers:
-            entry.plain_forward()  # refuses what does not go through the dispatcher
+            for place in entry.places:
+                place.plain_forward()  # refuses what does not go through the dispatcher
         self.executor = executor
         self.log = log
         self._model = model
-        self._rows: dict[nn.Module, int] = {entry.experts: i for i, entry in enumerate(layers)}
+        self._rows: dict[nn.Module, int] = {
+            place.experts: i for i, entry in enumerate(layers) for place in entry.places
+        }
         self._next = 0
         self._undo = ExitStack()
 

@@ -1,4 +1,4 @@
-"""Models: shapes without weights (`catalogue`), families for transformers 5, the bundled checkpoint.
+"""Models: shapes without weights (`catalogue`), families of transformers, the bundled checkpoint.
 
 Importing this package or `oled.models.catalogue` loads no torch. `register()` makes
 `AutoModelForCausalLM` know LLaDA2, SDAR and DiffusionGemma.

@@ -1,4 +1,4 @@
-"""DiffusionGemma is part of transformers; here it joins the models that load by their type alone."""
+"""DiffusionGemma is part of transformers; here it joins the models that load by type alone."""
 
 from __future__ import annotations
 

@@ -173,7 +173,10 @@ def test_biased_scores_stand_beside_the_plain_ones(llada: PreTrainedModel) -> No
 def test_next_gates_are_asked_about_this_layers_input(model: PreTrainedModel) -> None:
     inputs: list[torch.Tensor] = []
     layers = moe_layers(model)
-    hooks = [e.places[0].router.register_forward_hook(lambda _m, i, _o: inputs.append(i[0])) for e in layers]
+    hooks = [
+        e.places[0].router.register_forward_hook(lambda _m, i, _o: inputs.append(i[0]))
+        for e in layers
+    ]
     with Recorder(model, horizons=9) as recorder:
         run(model, torch.arange(2, 26)[None])
         said = recorder.take(TOKENS).predictions(np.arange(4, 10))
