@@ -1,9 +1,15 @@
-"""All experts in host memory: one block of exactly their size, an expert one contiguous row."""
+"""All experts in host memory: one block of exactly their size, an expert one contiguous row.
+
+NumPy has no bfloat16: such numbers are kept as their bits, u16.
+"""
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,39 +19,100 @@ from oled.live.kernels import ExpertForm, Floats
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MARGIN = 64 * 2**20  # left to the rest of the process
+_STRIDE = 97  # numbers between the beginnings of two random rows
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How the numbers of weights are kept."""
+
+    name: str  # as torch calls it
+    kept_as: type[np.generic]
+
+    @property
+    def bytes(self) -> int:
+        return int(np.dtype(self.kept_as).itemsize)
+
+    def of(self, values: Floats) -> NDArray[Any]:
+        """f32 numbers in this form, rounded to nearest even."""
+        if self.name != "bfloat16":
+            return values.astype(self.kept_as)
+        bits = values.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+    def widened(self, values: NDArray[Any]) -> Floats:
+        """The same numbers as f32."""
+        if self.name != "bfloat16":
+            return values.astype(np.float32)
+        return (values.astype(np.uint32) << 16).view(np.float32)
+
+
+FLOAT32 = Numbers("float32", np.float32)
+NUMBERS = {
+    kind.name: kind
+    for kind in (FLOAT32, Numbers("float16", np.float16), Numbers("bfloat16", np.uint16))
+}
 
 
 @dataclass(frozen=True, slots=True)
 class HostStore:
-    """Row `first[l] + e` of `block` f32[R, S] is expert e of MoE layer l."""
+    """Row `first[l] + e` of `block` [R, S] is expert e of MoE layer l."""
 
     form: ExpertForm
     first: NDArray[np.int64]  # [L]
     num_experts: NDArray[np.int64]  # [L]
-    block: Floats
+    block: NDArray[Any]
+    numbers: Numbers = FLOAT32
 
     @classmethod
-    def empty(cls, form: ExpertForm, num_experts: NDArray[np.int64]) -> HostStore:
+    def empty(
+        cls, form: ExpertForm, num_experts: NDArray[np.int64], numbers: Numbers = FLOAT32
+    ) -> HostStore:
         """Room for all experts, not written yet."""
         first = np.cumsum(num_experts) - num_experts
-        return cls(
-            form, first, num_experts, np.empty((int(num_experts.sum()), form.size), np.float32)
-        )
+        rows = int(num_experts.sum())
+        block = _aligned(rows * form.size * numbers.bytes).view(numbers.kept_as)
+        return cls(form, first, num_experts, block.reshape(rows, form.size), numbers)
 
     @classmethod
-    def random(cls, form: ExpertForm, num_experts: NDArray[np.int64], seed: int = 0) -> HostStore:
-        """Random weights, scaled so that outputs are of the size of inputs."""
-        store = cls.empty(form, num_experts)
+    def random(
+        cls,
+        form: ExpertForm,
+        num_experts: NDArray[np.int64],
+        seed: int = 0,
+        numbers: Numbers = FLOAT32,
+        progress: Callable[[range], Any] = iter,
+    ) -> HostStore:
+        """Random weights, scaled so that outputs are of the size of inputs.
+
+        Each row is another window of one random series, so that tens of GiB are there as fast as
+        memory is written.
+        """
+        store = cls.empty(form, num_experts, numbers)
+        rows = len(store.block)
         rng = np.random.default_rng(seed)
-        for row in store.block:
-            rng.standard_normal(out=row, dtype=np.float32)
-        np.multiply(store.block, np.float32(form.hidden**-0.5), out=store.block)
+        series = rng.standard_normal(form.size + _STRIDE * rows, dtype=np.float32)
+        series = numbers.of(series * np.float32(form.hidden**-0.5))
+        for row in progress(range(rows)):
+            begin = _STRIDE * row
+            store.block[row] = series[begin : begin + form.size]
         return store
 
-    def rows(self, layer: int) -> Floats:
+    @property
+    def expert_bytes(self) -> int:
+        return self.form.size * self.numbers.bytes
+
+    def rows(self, layer: int) -> NDArray[Any]:
         """The experts of one layer, a view [E, S]."""
         first = int(self.first[layer])
         return self.block[first : first + int(self.num_experts[layer])]
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """`size` bytes that begin with a page, so that exactly their pages can be pinned."""
+    block = np.empty(size + mmap.PAGESIZE, np.uint8)
+    begin = -block.ctypes.data % mmap.PAGESIZE
+    return block[begin : begin + size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +126,7 @@ class Preflight:
     host_free: int
     device_free: int | None  # None: the device's memory is host memory
     replaced: int = 0  # host: what the model gives back, a layer at a time, as the store fills
+    beside: int = 0  # device: the rest of the model, its KV cache, room to work
 
     @property
     def host(self) -> int:
@@ -75,18 +143,21 @@ class Preflight:
                 f"{_mib(self.host_free)} are free: take a smaller model or fewer cache.slots, or "
                 f"raise the memory limit"
             )
-        if self.device_free is not None and self.device > self.device_free:
+        needed = self.device + self.beside
+        if self.device_free is not None and needed > self.device_free:
+            beside = f", the rest of the model {_mib(self.beside)}" if self.beside else ""
             raise UserError(
-                f"the slots need {_mib(self.device)} of device memory, {_mib(self.device_free)} "
-                f"are free: take fewer cache.slots"
+                f"the slots need {_mib(self.device)} of device memory{beside}, "
+                f"{_mib(self.device_free)} are free: take fewer cache.slots"
             )
 
     def __str__(self) -> str:
         where = "host" if self.device_free is None else "device"
+        beside = f", the rest of the model {_mib(self.beside)}" if self.beside else ""
         return (
             f"host store {_mib(self.store)}, pinned {_mib(self.pinned)}, given back by the model "
             f"{_mib(self.replaced)}, while building {_mib(self.building)}, slots "
-            f"{_mib(self.device)} ({where} memory)"
+            f"{_mib(self.device)} ({where} memory){beside}"
         )
 
 
