@@ -2,19 +2,23 @@
 
 `params()` hands the hyper-parameters to the kernel as float64, in the order of the fields.
 `memory_shape` is the state that a part keeps between steps ([*, *, *], float64), cleared with each
-request unless `learned`. `needs` names the trace columns without which the part refuses to run.
+request unless `learned`; oracles write what they know of the future there (`first_memory`).
+`needs` names the trace columns without which the part refuses to run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oled.policies.interface import ALLOCATE, ASK, DISPATCH, WATCH, kernel
+
+if TYPE_CHECKING:
+    from oled.trace.steps import Steps
 
 NEEDS = {
     "weights": "gate weights",
@@ -45,6 +49,10 @@ class Part:
 
     def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
         return (1, 1, 1)
+
+    def first_memory(self, steps: Steps) -> NDArray[np.float64]:
+        """What the part remembers before the first layer-step of `steps`: nothing."""
+        return np.zeros(self.memory_shape(steps.num_layers, int(steps.num_experts.max())))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def assemble(
             composition.prefetch.ask,
         ),
         params=tuple(part.params() for part in parts),
-        memory=tuple(np.zeros(part.memory_shape(layers, experts)) for part in parts),
+        memory=tuple(part.first_memory(steps) for part in parts),
         learned=tuple(part.learned for part in parts),
         work=workload(steps, request, costs, composition, persistent),
         cache=new_cache(steps, costs, budget, calibration),

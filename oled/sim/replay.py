@@ -209,7 +209,7 @@ def replay(
         if first and (last_request < 0 or not options.persistent):
             reset(cache, start)
             for j in range(4):
-                if last_request < 0 or not learned[j]:
+                if not learned[j]:
                     clear(memory[j])
         last_request = request
         lanes.logged[1] = options.log_from <= forward < options.log_to

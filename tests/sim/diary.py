@@ -12,6 +12,7 @@ import numpy as np
 
 from oled.policies.composition import Composition
 from oled.policies.part import Part, Prefetch, Retention
+from oled.trace.steps import Steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +80,8 @@ class _Passed(Part):
     def params(self) -> np.ndarray:
         return self.part.params()
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return self.part.memory_shape(layers, experts)
+    def first_memory(self, steps: Steps) -> np.ndarray:
+        return self.part.first_memory(steps)
 
 
 @dataclasses.dataclass(frozen=True)
