@@ -19,7 +19,7 @@ Values = Mapping[str, Any]
 Job = Callable[[Values, Path, bool], str]
 
 if TYPE_CHECKING:
-    from oled.record.decode import Autoregressive, BlockDiffusion
+    from oled.record import Decoding, LoadedModel
     from oled.sim.subject import Subject
     from oled.trace.synthetic import Synthetic
 
@@ -136,13 +136,13 @@ def record(values: Values, out: Path, in_sweep: bool) -> str:
 
     prompts = record.load_prompts(values["prompts"], skip=values["skip"], limit=values["limit"])
     decode = decoding(values["decode"])
-    model = values["model"]
     report = record.record(
-        record.load_model(model["path"], model["device"], model["dtype"]),
+        checkpoint(values["model"], values["model"]["device"]),
         prompts,
         decode,
         out,
         batch_size=values["batch_size"],
+        chat=values["chat"],
         horizons=values["horizons"],
         score_width=values["score_width"],
         seed=values["seed"],
@@ -150,16 +150,34 @@ def record(values: Values, out: Path, in_sweep: bool) -> str:
     return str(report)
 
 
-def decoding(values: Values) -> BlockDiffusion | Autoregressive:
+def checkpoint(model: Values, device: str) -> LoadedModel:
+    """The model that a `model` group describes."""
+    from oled.record import load_model
+
+    return load_model(
+        model["path"],
+        device,
+        model["dtype"],
+        trust_remote_code=model["trust_remote_code"],
+        revision=model["revision"],
+    )
+
+
+def decoding(values: Values) -> Decoding:
     """The decoding settings that a `decode` group describes."""
     from oled.record import decode
 
+    kinds = {
+        "autoregressive": decode.Autoregressive,
+        "block_diffusion": decode.BlockDiffusion,
+        "canvas_diffusion": decode.CanvasDiffusion,
+    }
     fields = {key: value for key, value in values.items() if key != "kind"}
-    fields["mode"] = decode.Mode(fields["mode"])
+    if "mode" in fields:
+        fields["mode"] = decode.Mode(fields["mode"])
     fields["eos_ids"] = fields["eos_ids"] and tuple(fields["eos_ids"])
-    if values["kind"] == "autoregressive":
-        return decode.Autoregressive(**fields)
-    return decode.BlockDiffusion(**fields)
+    settings: Decoding = kinds[values["kind"]](**fields)
+    return settings
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

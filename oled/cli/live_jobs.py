@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oled import results
-from oled.cli.jobs import Values, decoding
+from oled.cli.jobs import Values, checkpoint, decoding
 from oled.errors import UserError
 
 if TYPE_CHECKING:
@@ -124,9 +124,8 @@ def _run_model(values: Values, out: Path, composition: Composition, settings: Se
     learned = None
     if values["calibration"] is not None:
         learned = Calibration.from_steps(Subject.of(values["calibration"]).steps)
-    model = values["model"]
     done = live_run(
-        record.load_model(model["path"], "cpu", model["dtype"]),
+        checkpoint(values["model"], "cpu"),
         prompts,
         decoding(values["decode"]),
         composition,

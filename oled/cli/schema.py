@@ -79,6 +79,8 @@ class Simulate:
 @dataclass
 class Model:
     path: str = MISSING
+    revision: str | None = MISSING
+    trust_remote_code: bool = MISSING
     dtype: str = MISSING
     device: str = MISSING
 
@@ -86,17 +88,33 @@ class Model:
 @dataclass
 class Decode:
     kind: str = MISSING
-    mode: Mode = MISSING
     max_new_tokens: int = MISSING
     eos_ids: list[int] | None = MISSING
 
 
 @dataclass
+class Autoregressive(Decode):
+    mode: Mode = MISSING
+
+
+@dataclass
 class BlockDiffusion(Decode):
-    block_length: int = MISSING
+    mode: Mode = MISSING
+    block_length: int | None = MISSING
     threshold: float = MISSING
     tokens_per_forward: int | None = MISSING
     mask_id: int | None = MISSING
+
+
+@dataclass
+class CanvasDiffusion(Decode):
+    canvas_length: int | None = MISSING
+    max_denoising_steps: int = MISSING
+    entropy_bound: float = MISSING
+    t_max: float = MISSING
+    t_min: float = MISSING
+    stability_threshold: int = MISSING
+    confidence_threshold: float = MISSING
 
 
 @dataclass
@@ -110,6 +128,7 @@ class Record:
     skip: int = MISSING
     limit: int | None = MISSING
     batch_size: int = MISSING
+    chat: bool | None = MISSING
     horizons: int = MISSING
     score_width: int = MISSING
     seed: int = MISSING
@@ -177,4 +196,5 @@ def register() -> None:
     store(name="validate_schema", node=Validate)
     store(group="trace", name="synthetic_schema", node=SyntheticTrace)
     store(group="decode", name="block_diffusion_schema", node=BlockDiffusion)
-    store(group="decode", name="autoregressive_schema", node=Decode)
+    store(group="decode", name="canvas_diffusion_schema", node=CanvasDiffusion)
+    store(group="decode", name="autoregressive_schema", node=Autoregressive)

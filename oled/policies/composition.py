@@ -14,7 +14,15 @@ import yaml
 from oled.errors import UserError, nearest
 from oled.paths import conf_dir
 from oled.policies.interface import Admission
-from oled.policies.part import NEEDS, Allocation, Dispatch, Part, Prefetch, Retention
+from oled.policies.part import (
+    NEEDS,
+    Allocation,
+    Dispatch,
+    Part,
+    Prefetch,
+    Retention,
+    ask_nothing,
+)
 
 _KINDS = {
     "retention": Retention,
@@ -60,6 +68,13 @@ class Composition:
         """What the trace (or the user) must provide; keys of `oled.policies.part.NEEDS`."""
         needs = frozenset[str]().union(*(part.needs for part in self.parts))
         return needs | {"calibration"} if self.initial == "popular" else needs
+
+    @property
+    def machine_independent(self) -> bool:
+        """Whether decisions are the same on every machine: retention and allocation see neither
+        clock nor costs, so it is for dispatch and prefetch to say."""
+        asks = type(self.prefetch).ask is not ask_nothing
+        return not asks and not self.dispatch.reads_costs
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> Composition:

@@ -35,6 +35,7 @@ INSTEAD = {
     "order": "policy=static_popularity, with a calibration trace, does without",
     "weights": "policies such as lru do without",
     "confidence": "policy=gate_sum goes by gate weights alone",
+    "scores": "record with score_width=M, the M best scores of each token",
 }
 """What to do where a trace has none."""
 
@@ -108,6 +109,8 @@ class Dispatch(Part):
 
     transfers: ClassVar[bool] = True
     """Whether anything may be copied on demand (if not, no staging slot is needed)."""
+    reads_costs: ClassVar[bool] = True
+    """Whether decisions may follow the machine's costs; where not, sweeps decide once for all."""
     dispatch: ClassVar[Callable[..., Any]] = transfer_all
 
 

@@ -6,7 +6,7 @@ report = record(loaded, load_prompts("prompts.jsonl"), BlockDiffusion(block_leng
 
 from __future__ import annotations
 
-from oled.record.decode import Autoregressive, BlockDiffusion, Mode
+from oled.record.decode import Autoregressive, BlockDiffusion, CanvasDiffusion, Decoding, Mode
 from oled.record.loading import LoadedModel, load_model
 from oled.record.prompts import Prompt, load_prompts, plain_prompt
 from oled.record.recorder import Recorder
@@ -15,6 +15,8 @@ from oled.record.run import RecordReport, record
 __all__ = [
     "Autoregressive",
     "BlockDiffusion",
+    "CanvasDiffusion",
+    "Decoding",
     "LoadedModel",
     "Mode",
     "Prompt",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from oled.record.decode import Autoregressive, BlockDiffusion, Request
+from oled.record.decode import Decoding, Request
 from oled.record.recorder import Recorder
 from oled.record.records import forward_records
 
@@ -22,13 +22,13 @@ ROUNDS = 3  # plain and recorded
 
 def hook_overhead(
     model: PreTrainedModel,
-    decode: BlockDiffusion | Autoregressive,
+    decode: Decoding,
     batch: Sequence[Request],
     recorder: Recorder,
 ) -> float:
     """Time added by hooks, copies and the building of records, as a fraction of plain decoding.
 
-    Greedy decoding repeats itself, so pass number i is the same in every round: its best time
+    Decoding repeats itself, so pass number i is the same in every round: its best time
     counts, plain and recorded, which leaves out warm-up and what else the machine does.
     """
     passes = _affordable_passes(model, decode, batch)
@@ -41,7 +41,7 @@ def hook_overhead(
 
 
 def _affordable_passes(
-    model: PreTrainedModel, decode: BlockDiffusion | Autoregressive, batch: Sequence[Request]
+    model: PreTrainedModel, decode: Decoding, batch: Sequence[Request]
 ) -> int:
     """Passes that fit the budget; also the warm-up."""
     start, passes = time.perf_counter(), 0
@@ -54,7 +54,7 @@ def _affordable_passes(
 
 def _run(
     model: PreTrainedModel,
-    decode: BlockDiffusion | Autoregressive,
+    decode: Decoding,
     batch: Sequence[Request],
     passes: int,
     recorder: Recorder | None,

@@ -87,13 +87,35 @@ def _parse(file: Path, number: int, line: str) -> Prompt:
     )
 
 
-def tokenize(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Request]:
-    """Requests numbered from 0. A tokenizer's chat template is used where it has one."""
-    return [_request(index, prompt, tokenizer) for index, prompt in enumerate(prompts)]
+def tokenize(
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chat: bool | None = None,
+    seed: int = 0,
+) -> list[Request]:
+    """Requests numbered from 0, with seeds from `seed` on.
+
+    `chat` is whether prompts go through the tokenizer's chat template; None: where it has one.
+    """
+    template = uses_template(tokenizer, chat)
+    return [
+        _request(index, prompt, tokenizer, template, seed + index)
+        for index, prompt in enumerate(prompts)
+    ]
 
 
-def _request(index: int, prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Request:
-    if tokenizer.chat_template is None:
+def uses_template(tokenizer: PreTrainedTokenizerBase, chat: bool | None) -> bool:
+    """Whether prompts go through the chat template, where `chat` was asked for."""
+    if chat and tokenizer.chat_template is None:
+        raise UserError("chat=true, but the tokenizer has no chat template: use chat=null")
+    return tokenizer.chat_template is not None if chat is None else chat
+
+
+def _request(
+    index: int, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, template: bool, seed: int
+) -> Request:
+    if not template:
         ids = tokenizer(prompt.text)["input_ids"]
         continuation = prompt.reference
     else:
@@ -106,4 +128,4 @@ def _request(index: int, prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> 
     reference = None
     if continuation is not None:
         reference = np.array(tokenizer(continuation, add_special_tokens=False)["input_ids"])
-    return Request(index, np.array(ids, dtype=np.int64), reference)
+    return Request(index, np.array(ids, dtype=np.int64), reference, seed)

@@ -15,22 +15,28 @@ import torch
 import transformers
 
 import oled
-from oled.record.decode import Autoregressive, BlockDiffusion
+from oled.record.decode import Autoregressive, BlockDiffusion, CanvasDiffusion, Decoding
 from oled.record.loading import LoadedModel
 from oled.record.modules import geometry_of
 from oled.record.prompts import Prompt
 from oled.record.recorder import Recorder
 from oled.trace.manifest import Manifest
 
-_DECODING = {BlockDiffusion: "block_diffusion", Autoregressive: "autoregressive"}
+_DECODING = {
+    Autoregressive: "autoregressive",
+    BlockDiffusion: "block_diffusion",
+    CanvasDiffusion: "canvas_diffusion",
+}
 
 
 def manifest_of(
     loaded: LoadedModel,
-    decode: BlockDiffusion | Autoregressive,
+    decode: Decoding,
     prompts: Sequence[Prompt],
     recorder: Recorder,
+    *,
     batch_size: int,
+    chat: bool,
     seed: int,
 ) -> Manifest:
     """Everything that is known before the first pass; `decode` has its token ids."""
@@ -51,7 +57,7 @@ def manifest_of(
         tokenizer={
             "id": loaded.name,
             "vocabulary": len(tokenizer),
-            "chat": bool(tokenizer.chat_template),
+            "chat": chat,
         },
         decode={"kind": _DECODING[type(decode)], **asdict(decode), "batch_size": batch_size},
         seed=seed,

@@ -13,10 +13,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from oled.errors import UserError
-from oled.record.decode import Autoregressive, BlockDiffusion, Pass, Request
+from oled.record.decode import Decoding, Pass, Request
 from oled.record.loading import LoadedModel
 from oled.record.overhead import hook_overhead
-from oled.record.prompts import Prompt, tokenize
+from oled.record.prompts import Prompt, tokenize, uses_template
 from oled.record.provenance import manifest_of
 from oled.record.recorder import Recorder
 from oled.record.records import forward_records
@@ -83,29 +83,39 @@ class _Tally:
 def record(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
-    decode: BlockDiffusion | Autoregressive,
+    decode: Decoding,
     out: str | Path,
     *,
     batch_size: int = 1,
     horizons: int = 0,
     score_width: int = 0,
+    chat: bool | None = None,
     seed: int = 0,
     rows_per_part: int = ROWS_PER_PART,
 ) -> RecordReport:
     """Decode the prompts and write the routing of every pass to the folder `out`.
 
     `horizons` H records next-gate predictions 1..H MoE layers ahead, `score_width` m the m best
-    router scores of each token; 0 leaves them out. A failure leaves a partial trace.
+    router scores of each token; 0 leaves them out. `chat` is whether prompts go through the chat
+    template, None: where the tokenizer has one. What is drawn at random for request i starts from
+    `seed` + i. A failure leaves a partial trace.
     """
     if batch_size < 1:
         raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-    torch.manual_seed(seed)
     settings = decode.resolve(loaded.model, loaded.tokenizer)
-    requests = tokenize(prompts, loaded.tokenizer)
+    requests = tokenize(prompts, loaded.tokenizer, chat=chat, seed=seed)
     _check_lengths(loaded.model, requests, settings.max_new_tokens)
     batches = [requests[at : at + batch_size] for at in range(0, len(requests), batch_size)]
     recorder = Recorder(loaded.model, score_width=score_width, horizons=horizons)
-    manifest = manifest_of(loaded, settings, prompts, recorder, batch_size, seed)
+    manifest = manifest_of(
+        loaded,
+        settings,
+        prompts,
+        recorder,
+        batch_size=batch_size,
+        chat=uses_template(loaded.tokenizer, chat),
+        seed=seed,
+    )
     tally = _Tally()
     with _threads_for(loaded), TraceWriter(out, manifest, rows_per_part=rows_per_part) as writer:
         hooks = hook_overhead(loaded.model, settings, batches[0], recorder)

@@ -19,7 +19,6 @@ from oled.policies.composition import Composition, load_composition
 from oled.policies.part import INSTEAD, NEEDS
 from oled.sim import metrics as m
 from oled.sim.calibration import Calibration
-from oled.sim.prepare import replay_steps
 from oled.sim.references import references
 from oled.sim.result import Result
 from oled.sim.settings import Settings
@@ -62,7 +61,7 @@ def simulate(
     scope = composition.scope or settings.scope
     steps = subject.steps
     budget = parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
-    replay = replay_steps(steps, costs, composition, budget, settings, learned)
+    replay = subject.replay(costs, composition, budget, settings, learned)
     forward_ns = replay.tally.end_ns - replay.tally.begin_ns
 
     result: dict[str, Any] = {
@@ -203,7 +202,7 @@ def _oracle_metrics(
         ("ref_belady_pooled", "oracle_pooled", budget),
         ("no_cache", "inter_iteration", empty),
     ):
-        replay = replay_steps(subject.steps, costs, load_composition(policy), room, plain)
+        replay = subject.replay(costs, load_composition(policy), room, plain)
         forward_ns = replay.tally.end_ns - replay.tally.begin_ns
         found[f"{name}_tpot_ns"] = m.tpot_ns(forward_ns, subject.steps, rows)
         if room is budget:

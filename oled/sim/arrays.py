@@ -35,6 +35,7 @@ def new_tally(steps: Steps, requests: int, settings: Settings) -> Tally:
         before=np.zeros(11, np.int64),
         plans=np.zeros(entries, np.uint8),
         orders=np.zeros(entries, np.int32),
+        slots=np.zeros((steps.num_steps if settings.plans else 0, 2), np.int32),
     )
 
 

@@ -12,6 +12,8 @@ staging slots, all but one, and none begins while the layer has demand copies to
 
 from __future__ import annotations
 
+from numba.extending import register_jitable
+
 from oled._jit import bare_njit
 from oled.policies.interface import (
     COPYING,
@@ -45,14 +47,18 @@ from oled.sim.lanes import (
     LINK_WHAT,
     LOG_COPY,
     LOG_CPU,
+    LOG_DENSE,
+    LOG_HEAD,
     LOG_HITS,
     LOG_LANDED,
     LOG_OUT,
+    LOG_POLICY,
     LOG_USE,
     MOVED,
     NOW,
     P_EXPERT,
     P_LAYER,
+    POLICY_STALL,
     PPM,
     Lanes,
     end_chunk,
@@ -101,6 +107,50 @@ def run_until(
         pass_time(lanes, end, PPM)
         if end_chunk(lanes, cache, forward):
             settle_landed(lanes, routed, busy_layer, cache, rules)
+
+
+@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
+def run_dense(
+    lanes: Lanes, work_ns: int, step: Step, cache: Cache, costs: Costs, queue: Queue, rules: Rules
+) -> None:
+    """The dense part of a layer, at whose end its routing is known."""
+    begin = lanes.t[NOW]
+    lanes.busy[GPU] += work_ns
+    note(lanes, LOG_DENSE, begin, begin + work_ns, step.forward, step.layer, step.tokens)
+    run_until(lanes, begin + work_ns, step.forward, step.index - 1, -1, cache, costs, queue, rules)
+
+
+@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
+def run_policy(
+    lanes: Lanes, step: Step, cache: Cache, costs: Costs, queue: Queue, rules: Rules
+) -> int:
+    """The policy's own time; returns the staging slots that prefetches took meanwhile."""
+    if costs.policy_ns == 0:
+        return 0
+    now, staged = lanes.t[NOW], cache.total[2]
+    end = now + costs.policy_ns
+    lanes.stall[POLICY_STALL] += costs.policy_ns
+    note(lanes, LOG_POLICY, now, end, step.forward, step.layer, 0)
+    run_until(lanes, end, step.forward, step.index, step.layer, cache, costs, queue, rules)
+    return int(cache.total[2] - staged)
+
+
+@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
+def run_head(
+    lanes: Lanes,
+    work_ns: int,
+    forward: int,
+    routed: int,
+    cache: Cache,
+    costs: Costs,
+    queue: Queue,
+    rules: Rules,
+) -> None:
+    """What follows the last layer of a forward."""
+    end = lanes.t[NOW] + work_ns
+    lanes.busy[GPU] += work_ns
+    note(lanes, LOG_HEAD, lanes.t[NOW], end, forward, -1, 0)
+    run_until(lanes, end, forward, routed, -1, cache, costs, queue, rules)
 
 
 @bare_njit

@@ -36,28 +36,31 @@ from oled.policies.interface import (
     Side,
     Step,
 )
-from oled.sim.clock import run_layer, run_until
+from oled.sim.clock import run_dense, run_head, run_layer, run_policy
 from oled.sim.lanes import (
-    GPU,
     IDLE,
     LINK_ENDED,
     LINK_WHAT,
-    LOG_DENSE,
-    LOG_HEAD,
-    LOG_POLICY,
     LOG_QUEUE,
     LOG_RESIDENTS,
     MOVED,
     NOW,
     P_CHUNKS,
-    POLICY_STALL,
     WASTED,
     Lanes,
     note,
 )
 from oled.sim.serial import run_layer_serially
 from oled.sim.staging import clear_layer
-from oled.sim.tally import L_TIME, Tally, book_evicted, book_lanes, count_step, write_plan
+from oled.sim.tally import (
+    L_TIME,
+    Tally,
+    book_evicted,
+    book_lanes,
+    count_step,
+    write_plan,
+    write_slots,
+)
 
 
 class Workload(NamedTuple):
@@ -222,34 +225,16 @@ def replay(
             layer = work.layer[index]
             step = step_of(work, index, forward)
             layer_begin = lanes.t[NOW]
-            dense_end = layer_begin + work.dense_ns[forward]
-            lanes.busy[GPU] += work.dense_ns[forward]
-            note(lanes, LOG_DENSE, layer_begin, dense_end, forward, layer, step.tokens)
-            run_until(lanes, dense_end, forward, index - 1, -1, cache, costs, queue, rules)
-
+            run_dense(lanes, work.dense_ns[forward], step, cache, costs, queue, rules)
             slots = decide(
                 observe, watch, dispatch, params, memory, step, cache, costs, plan, rules
             )
             count_step(step, cache, plan, lanes, tally, request)
             write_plan(step, plan, tally, work.offsets[index])
+            write_slots(step, plan, slots, tally)
             if decides(step, rules):
                 ask(step, cache, costs, plan, side, queue, memory[3], params[3])
-                if costs.policy_ns > 0:
-                    now, staged = lanes.t[NOW], cache.total[2]
-                    lanes.stall[POLICY_STALL] += costs.policy_ns
-                    note(lanes, LOG_POLICY, now, now + costs.policy_ns, forward, layer, 0)
-                    run_until(
-                        lanes,
-                        now + costs.policy_ns,
-                        forward,
-                        index,
-                        layer,
-                        cache,
-                        costs,
-                        queue,
-                        rules,
-                    )
-                    slots -= cache.total[2] - staged
+                slots -= run_policy(lanes, step, cache, costs, queue, rules)
             if options.overlap:
                 run_layer(lanes, step, plan, cache, costs, queue, rules, slots)
             else:
@@ -260,11 +245,8 @@ def replay(
             waiting = queue.span[1] - queue.span[0]
             note(lanes, LOG_QUEUE, now, now, forward, layer, waiting)
             tally.by_layer[layer, L_TIME] += now - layer_begin
-        head_end = lanes.t[NOW] + work.head_ns[forward]
-        lanes.busy[GPU] += work.head_ns[forward]
-        note(lanes, LOG_HEAD, lanes.t[NOW], head_end, forward, -1, 0)
         routed = work.step_offsets[forward + 1] - 1
-        run_until(lanes, head_end, forward, routed, -1, cache, costs, queue, rules)
+        run_head(lanes, work.head_ns[forward], forward, routed, cache, costs, queue, rules)
         last = forward + 1 == work.request.size
         if last or (not options.persistent and work.request[forward + 1] != request):
             abandon(cache, lanes, queue)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from oled.hardware import CostTables
 from oled.paths import trace_path
+from oled.policies.composition import Composition
+from oled.sim.again import Decisions
+from oled.sim.calibration import Calibration
+from oled.sim.prepare import Replay, replay_steps
+from oled.sim.settings import Settings
+from oled.sim.slots import Budget
 from oled.trace import Trace, batch, build_steps, load
 from oled.trace.schema import ConfidenceKind, Geometry
 from oled.trace.steps import Steps
@@ -22,6 +29,8 @@ class Subject:
     lacks: frozenset[str]  # keys of NEEDS that the trace cannot serve
     memo: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     """Oracles computed already, by configuration: they do not depend on the policy."""
+    decisions: Decisions | None = None
+    """Those made on these steps; kept where `remembering` was asked for."""
     batches: dict[int, Subject] = dataclasses.field(default_factory=dict)
     """The same trace with so many requests in lockstep, once it was asked for."""
 
@@ -36,13 +45,32 @@ class Subject:
         name = trace.path.name if trace.path is not None else "memory"
         return cls(name, trace.hash, trace.geometry, steps, _lacks(trace, steps))
 
+    def remembering(self) -> Subject:
+        """The same trace, deciding once what is replayed on several machines; for sweeps."""
+        return dataclasses.replace(self, memo={}, batches={}, decisions=Decisions())
+
     def batched(self, rows: int) -> Subject:
         if rows == 1:
             return self
         if rows not in self.batches:
             steps = batch(self.steps, rows)
-            self.batches[rows] = dataclasses.replace(self, steps=steps, memo={}, batches={})
+            decisions = None if self.decisions is None else Decisions()
+            self.batches[rows] = dataclasses.replace(
+                self, steps=steps, memo={}, batches={}, decisions=decisions
+            )
         return self.batches[rows]
+
+    def replay(
+        self,
+        costs: CostTables,
+        composition: Composition,
+        budget: Budget,
+        settings: Settings,
+        calibration: Calibration | None = None,
+    ) -> Replay:
+        """One configuration; see `replay_steps`."""
+        run = replay_steps if self.decisions is None else self.decisions.replay
+        return run(self.steps, costs, composition, budget, settings, calibration)
 
 
 def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:

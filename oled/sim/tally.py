@@ -13,6 +13,7 @@ from oled.policies.interface import (
     IN_FLIGHT,
     LANDED,
     N_EVICTED,
+    N_EVICTED_ACTIVE,
     N_TRANSFERS,
     ON_CPU,
     ON_GPU,
@@ -80,6 +81,7 @@ class Tally(NamedTuple):
     before: NDArray[np.int64]  # [11] scratch: what the lanes had done at the last booking
     plans: NDArray[np.uint8]  # [N] state | place << 2 | stays << 4; [0] if not wanted
     orders: NDArray[np.int32]  # [N] place in the transfer order, -1 if none; [0] if not wanted
+    slots: NDArray[np.int32]  # [S, 2] free at once, and when the hits have computed; [0, 2]
 
 
 @inner_njit
@@ -167,6 +169,13 @@ def write_plan(step: Step, plan: Plan, tally: Tally, first: int) -> None:
         tally.orders[first + i] = -1
     for j in range(plan.count[N_TRANSFERS]):
         tally.orders[first + plan.order[j]] = j
+
+
+@bare_njit
+def write_slots(step: Step, plan: Plan, slots: int, tally: Tally) -> None:
+    if tally.slots.size > 0:
+        tally.slots[step.index, 0] = slots
+        tally.slots[step.index, 1] = plan.count[N_EVICTED_ACTIVE]
 
 
 @bare_njit

@@ -147,4 +147,5 @@ def _subject(trace: str | Synthetic) -> Any:
     """The trace made ready, once a worker."""
     from oled.sim.subject import Subject
 
-    return Subject.of(trace.folder() if isinstance(trace, Synthetic) else trace)
+    subject = Subject.of(trace.folder() if isinstance(trace, Synthetic) else trace)
+    return subject.remembering()

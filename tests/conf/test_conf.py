@@ -96,11 +96,7 @@ def test_every_runtime_loads_as_composed(name):
 @pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "decode"])
 def test_every_decoding_is_instantiated(name):
     settings = jobs.decoding(composed("record", f"decode={name}")["decode"])
-    assert (
-        settings == type(settings)(block_length=16)
-        if name == "block_diffusion"
-        else type(settings)()
-    )
+    assert settings == type(settings)()
 
 
 @pytest.mark.parametrize("name", ["demo", "calibration"])

@@ -20,4 +20,5 @@ class AllCpu(Dispatch):
     """Every miss runs on the CPU; residents stay as they were placed."""
 
     transfers = False
+    reads_costs = False
     dispatch = dispatch

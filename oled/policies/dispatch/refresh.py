@@ -47,6 +47,7 @@ class PeriodicRefresh(Dispatch):
     interval: int = 4
 
     needs = frozenset({"order", "blocks"})
+    reads_costs = False
     dispatch = dispatch
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ class CpuShare(Dispatch):
 
     share: float = 0.5
 
+    reads_costs = False
     dispatch = dispatch
 
     def __post_init__(self) -> None:

@@ -10,3 +10,5 @@ from oled.policies.part import Dispatch
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllTransfer(Dispatch):
     """Every miss is copied."""
+
+    reads_costs = False

@@ -5,6 +5,19 @@ from __future__ import annotations
 from oled.record.decode.autoregressive import Autoregressive
 from oled.record.decode.batch import Announce, Pass, Request, Share
 from oled.record.decode.block_diffusion import BlockDiffusion
+from oled.record.decode.canvas_diffusion import CanvasDiffusion
 from oled.record.decode.common import Mode
 
-__all__ = ["Announce", "Autoregressive", "BlockDiffusion", "Mode", "Pass", "Request", "Share"]
+Decoding = Autoregressive | BlockDiffusion | CanvasDiffusion
+
+__all__ = [
+    "Announce",
+    "Autoregressive",
+    "BlockDiffusion",
+    "CanvasDiffusion",
+    "Decoding",
+    "Mode",
+    "Pass",
+    "Request",
+    "Share",
+]

@@ -12,14 +12,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oled.errors import UserError
 from oled.record.decode.batch import (
     Announce,
-    CachedBatch,
     Pass,
     Request,
     Row,
     columns_of,
     unheard,
 )
-from oled.record.decode.common import Mode, choose, end_tokens, require, script_of
+from oled.record.decode.cache import CachedBatch
+from oled.record.decode.common import Mode, choose, end_tokens, refuse_canvas, require, script_of
 from oled.trace.schema import ConfidenceKind, Phase
 
 
@@ -43,6 +43,7 @@ class Autoregressive:
 
     def resolve(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Fill in the end tokens if they were left open."""
+        refuse_canvas(model)
         if not model.can_generate():
             raise UserError(
                 f"'{model.config.model_type}' does not decode token by token: "

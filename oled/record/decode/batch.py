@@ -1,9 +1,9 @@
-"""Requests decoded together: their tokens, their shares of a pass, their common cache.
+"""Requests decoded together: their tokens, and their shares of a pass.
 
 A row's own positions count from its prompt's first token. Rows are padded on the left so that they
 run in lockstep; pads are never attended to, and have no share.
 
-Shapes: B rows, n columns of a pass, T <= n tokens of a row in it, V vocabulary.
+Shapes: B rows, n columns of a pass, T <= n tokens of a row in it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
 
 from oled.trace.schema import Phase, TokenState
 
@@ -31,6 +28,7 @@ class Request:
     index: int
     prompt: Ids
     reference: Ids | None = None  # without the end token
+    seed: int = 0  # of what is drawn at random for it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,74 +139,3 @@ def columns_of(rows: Iterable[Row], stops: Sequence[int]) -> Ids:
     for line, piece in zip(columns, pieces, strict=True):
         line[len(line) - len(piece) :] = piece
     return columns
-
-
-class CachedBatch:
-    """A model with the cache of a batch of rows.
-
-    Visibility is bidirectional inside a block and causal between blocks; `block_length` 1 is plain
-    causal attention, which is left to the model (it may have sliding windows).
-    """
-
-    def __init__(self, model: PreTrainedModel, pads: Sequence[int], block_length: int) -> None:
-        self._model = model
-        self._block_length = block_length
-        self._pads = torch.tensor(pads, device=model.device)
-        self._cache = DynamicCache(config=model.config)
-        self._length = 0  # columns in the cache, pads included
-
-    @torch.inference_mode()
-    def run(self, tokens: Ids, *, keep: bool) -> Tensor:
-        """Logits [B, n, V] of tokens [B, n] behind the cache, which keeps them or not."""
-        logits: Tensor = self._model(**self._inputs(tokens)).logits
-        if keep:
-            self._length += tokens.shape[1]
-        else:
-            self._cache.crop(-tokens.shape[1])
-        return logits
-
-    @torch.inference_mode()
-    def run_last(self, tokens: Ids) -> Tensor:
-        """Logits [B, V] of the last column; all columns go into the cache."""
-        logits: Tensor = self._model(**self._inputs(tokens), logits_to_keep=1).logits
-        self._length += tokens.shape[1]
-        return logits[:, -1]
-
-    @torch.inference_mode()
-    def fill(self, tokens: Ids) -> None:
-        """Run tokens [B, n] into the cache without the head, the larger part for a long prompt."""
-        self._model.base_model(**self._inputs(tokens))
-        self._length += tokens.shape[1]
-
-    def keep_unfinished(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows that go on; the others leave the cache."""
-        left = [index for index, row in enumerate(rows) if not row.finished]
-        if left and len(left) < len(rows):
-            index = torch.tensor(left, device=self._pads.device)
-            self._pads = self._pads[index]
-            self._cache.batch_select_indices(index)
-        return [rows[index] for index in left]
-
-    def _inputs(self, tokens: Ids) -> dict[str, object]:
-        stop = self._length + tokens.shape[1]
-        columns = torch.arange(stop, device=self._pads.device)
-        own = columns - self._pads[:, None]  # positions [B, stop], negative in pads
-        return {
-            "input_ids": torch.from_numpy(tokens).to(self._pads.device),
-            "position_ids": own[:, self._length :].clamp(min=0),
-            "attention_mask": self._mask(own),
-            "cache": self._cache,
-            "use_cache": True,
-        }
-
-    def _mask(self, own: Tensor) -> Tensor:
-        """[B, stop] of 0 and 1 for block length 1, else additive [B, 1, n, stop]."""
-        if self._block_length == 1:
-            return (own >= 0).long()
-        block = own // self._block_length
-        visible = (block[:, None, :] <= block[:, self._length :, None]) & (own[:, None, :] >= 0)
-        # a pad sees itself: a row of the mask without any visible key would give NaN
-        itself = torch.eye(own.shape[1], dtype=torch.bool, device=own.device)
-        visible |= itself[self._length :]
-        mask = torch.zeros(visible.shape, dtype=self._model.dtype, device=own.device)
-        return mask.masked_fill(~visible, torch.finfo(mask.dtype).min)[:, None]

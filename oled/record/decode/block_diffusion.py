@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oled.errors import UserError
 from oled.record.decode.batch import (
     Announce,
-    CachedBatch,
     Confidence,
     Flags,
     Ids,
@@ -23,7 +22,8 @@ from oled.record.decode.batch import (
     columns_of,
     unheard,
 )
-from oled.record.decode.common import Mode, choose, end_tokens, require, script_of
+from oled.record.decode.cache import CachedBatch
+from oled.record.decode.common import Mode, choose, end_tokens, refuse_canvas, require, script_of
 from oled.trace.schema import ConfidenceKind, Phase
 
 
@@ -42,7 +42,7 @@ class BlockDiffusion:
     without a share in the passes between.
     """
 
-    block_length: int = 32
+    block_length: int | None = None  # None: the model's
     threshold: float = 0.95
     mode: Mode = Mode.FREE
     max_new_tokens: int = 256
@@ -53,26 +53,32 @@ class BlockDiffusion:
     confidence_kind: ClassVar[ConfidenceKind] = ConfidenceKind.MAX_PROBABILITY
 
     def __post_init__(self) -> None:
-        count = self.tokens_per_forward
-        require(self.block_length >= 2, "block_length", self.block_length, "at least 2")
+        count, length = self.tokens_per_forward, self.block_length
+        require(length is None or length >= 2, "block_length", length, "at least 2, or null")
         require(0 <= self.threshold <= 1, "threshold", self.threshold, "in 0..1")
         require(self.max_new_tokens >= 0, "max_new_tokens", self.max_new_tokens, "0 or more")
         require(count is None or count >= 1, "tokens_per_forward", count, "at least 1, or null")
 
     def resolve(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Fill in the token ids that were left open."""
-        known = (
-            self.mask_id,
-            model.config.to_dict().get("mask_token_id"),
-            tokenizer.mask_token_id,
-        )
+        """Fill in what was left open."""
+        refuse_canvas(model)
+        facts, kind = model.config.to_dict(), model.config.model_type
+        known = (self.mask_id, facts.get("mask_token_id"), tokenizer.mask_token_id)
         mask_id = next((token for token in known if token is not None), None)
         if mask_id is None:
             raise UserError(
-                f"neither '{model.config.model_type}' nor its tokenizer names a mask token: "
-                f"give decode.mask_id, or use decode=autoregressive"
+                f"neither '{kind}' nor its tokenizer names a mask token: give decode.mask_id, or "
+                f"use decode=autoregressive"
             )
-        return replace(self, mask_id=mask_id, eos_ids=end_tokens(self.eos_ids, model, tokenizer))
+        length = self.block_length or facts.get("block_length")
+        if length is None:
+            raise UserError(f"'{kind}' names no length of a block: give decode.block_length")
+        return replace(
+            self,
+            block_length=length,
+            mask_id=mask_id,
+            eos_ids=end_tokens(self.eos_ids, model, tokenizer),
+        )
 
     def decode(
         self,
@@ -81,9 +87,15 @@ class BlockDiffusion:
         announce: Announce = unheard,
     ) -> Iterator[Pass]:
         """Decode a batch with resolved settings; yields after every run of the model."""
-        if self.mask_id is None or self.eos_ids is None:
+        if self.block_length is None or self.mask_id is None or self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
-        return _Loop(self, self.mask_id, self.eos_ids, model, requests, announce).passes()
+        ids = _Ids(self.mask_id, self.eos_ids)
+        return _Loop(self, self.block_length, ids, model, requests, announce).passes()
+
+
+class _Ids(NamedTuple):
+    mask: int
+    eos: tuple[int, ...]
 
 
 class _Loop:
@@ -92,15 +104,14 @@ class _Loop:
     def __init__(
         self,
         settings: BlockDiffusion,
-        mask_id: int,
-        eos_ids: tuple[int, ...],
+        length: int,
+        ids: _Ids,
         model: PreTrainedModel,
         requests: Sequence[Request],
         announce: Announce,
     ) -> None:
         self.announce = announce
-        self.settings, self.mask_id, self.eos_ids = settings, mask_id, eos_ids
-        self.length = settings.block_length
+        self.settings, self.length, self.ids = settings, length, ids
         self.rows = [self._row(request) for request in requests]
         self.stops = [self._prefilled(row) for row in self.rows]
         pads = [max(self.stops) - stop for stop in self.stops]
@@ -120,8 +131,8 @@ class _Loop:
     def _row(self, request: Request) -> Row:
         new_tokens = self.settings.max_new_tokens
         blocks = -(-(len(request.prompt) + new_tokens) // self.length)
-        script = script_of(self.settings.mode, request, blocks * self.length, self.eos_ids)
-        return Row(request, new_tokens, blocks * self.length, script, self.mask_id)
+        script = script_of(self.settings.mode, request, blocks * self.length, self.ids.eos)
+        return Row(request, new_tokens, blocks * self.length, script, self.ids.mask)
 
     def _prefilled(self, row: Row) -> int:
         """How much of a prompt is prefilled: its whole blocks, or all where nothing follows."""
@@ -167,7 +178,7 @@ class _Loop:
         """Confidence and choice [B, L] at every position, decoded ones included."""
         tokens = columns_of(self.rows, [row.cached + self.length for row in self.rows])
         self.announce(Pass(phase, tokens.size, tuple(coming)))
-        return choose(self.batch.run(tokens, keep=keep), self.mask_id)
+        return choose(self.batch.run(tokens, keep=keep), self.ids.mask)
 
     def _is_full(self, row: Row) -> bool:
         return bool(row.open[row.cached : row.cached + self.length].all())
@@ -184,7 +195,7 @@ class _Loop:
             share,
             accepted=accepted,
             written=row.written(opened),
-            produced=row.deliver(self.eos_ids),
+            produced=row.deliver(self.ids.eos),
         )
 
     def _accept(self, masked: Flags, confidence: Confidence) -> Flags:

@@ -28,6 +28,20 @@ def require(allowed: bool, key: str, value: Any, what: str) -> None:
         raise UserError(f"decode.{key} is {value}; it must be {what}")
 
 
+def canvas_length(model: PreTrainedModel) -> int | None:
+    """Tokens of a canvas, of a model that denoises them; None of any other."""
+    length: int | None = model.config.to_dict().get("canvas_length")
+    return length
+
+
+def refuse_canvas(model: PreTrainedModel) -> None:
+    """For loops over one stack of layers."""
+    if canvas_length(model) is not None:
+        raise UserError(
+            f"'{model.config.model_type}' denoises whole canvases: use decode=canvas_diffusion"
+        )
+
+
 def end_tokens(
     given: tuple[int, ...] | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
