@@ -40,9 +40,7 @@ def hook_overhead(
     return max(0.0, float(np.min(recorded, axis=0).sum() / best) - 1)
 
 
-def _affordable_passes(
-    model: PreTrainedModel, decode: Decoding, batch: Sequence[Request]
-) -> int:
+def _affordable_passes(model: PreTrainedModel, decode: Decoding, batch: Sequence[Request]) -> int:
     """Passes that fit the budget; also the warm-up."""
     start, passes = time.perf_counter(), 0
     for _ in islice(decode.decode(model, batch), MAX_PASSES):
