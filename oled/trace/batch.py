@@ -28,7 +28,7 @@ def batch(steps: Steps, n: int) -> Steps:
         raise TraceError(f"batch size {n}: it must be at least 1")
     if n == 1:
         return steps
-    group, ends, members = _lockstep(steps, n)
+    group, ends, members = lockstep(steps, n)
     starts = ends[:-1]
     first = members[starts]
     num_steps, num_entries = len(steps.layer), len(steps.expert)
@@ -87,8 +87,11 @@ def batch(steps: Steps, n: int) -> Steps:
     return result
 
 
-def _lockstep(steps: Steps, n: int) -> tuple[Ints, Ints, Ints]:
-    """Group of each joined forward [G], ends of its members [G+1], and the members."""
+def lockstep(steps: Steps, n: int) -> tuple[Ints, Ints, Ints]:
+    """Group of each joined forward [G], ends of its members [G+1], and the members.
+
+    Members are forwards of `steps`, those of a joined one in the order of their requests.
+    """
     _, row = np.unique(steps.request, return_inverse=True)
     later = (steps.phase != Phase.PREFILL).astype(np.int64)
     lane = row * 2 + later  # forwards that follow each other in one request and class
