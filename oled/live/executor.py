@@ -12,6 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from oled.errors import UserError
+from oled.live.ahead import CopiesAhead
 from oled.live.backends import Backend, LayerWork
 from oled.live.decider import Decider
 from oled.live.kernels import Ints, group_pairs
@@ -19,29 +21,34 @@ from oled.live.slots import SlotPool
 from oled.live.store import HostStore
 from oled.policies.decide import decides
 from oled.policies.interface import (
+    DROPPED,
+    IN_FLIGHT,
+    LANDED,
     N_TRANSFERS,
     ON_CPU,
     ON_GPU,
     RESIDENT,
-    TRANSFER,
     At,
+    Side,
     Step,
 )
+from oled.sim.lanes import LOG_POLICY, LOG_QUEUE, LOG_RESIDENTS
+from oled.sim.settings import Settings
 
 
 class Executor:
     """A context: inside it experts move and compute; leaving it releases lanes and memory."""
 
     def __init__(self, store: HostStore, slots: int, decider: Decider, backend: Backend) -> None:
-        layers, experts = decider.ready.cache.resident.shape
         self.store = store
         self.decider = decider
         self.backend = backend
         self.decide_ns = 0  # wall time of decisions, slot tables and job lists
-        self._pool = SlotPool(slots, layers, experts)
+        self._pool = SlotPool(slots, *decider.ready.cache.resident.shape)
+        self._ahead = CopiesAhead(decider, self._pool, store)
 
     def __enter__(self) -> Self:
-        self.backend.open()
+        self.backend.open(self._ahead if self.decider.prefetches else None)
         return self
 
     def __exit__(
@@ -54,61 +61,73 @@ class Executor:
 
     def begin_request(self) -> None:
         """Initial residents are placed free of charge; everyone else leaves."""
+        self.backend.drain()
         self.decider.begin_request()
         self._pool.clear()
         for layer, expert in np.argwhere(self.decider.ready.cache.resident):
             (slot,) = self._pool.take(1)
             self.backend.place(int(self.store.first[layer] + expert), slot)
             self._pool.commit(layer, expert, slot)
+        self.backend.start()
 
     def begin_forward(self, at: At) -> None:
         began = time.perf_counter_ns()
-        gone = self.decider.begin_forward(at)
-        self._pool.give_back([self._pool.evict(layer, expert) for layer, expert in gone])
+        with self._ahead.lock:
+            self._ahead.forward = at.forward
+            gone = self.decider.begin_forward(at)
+            self._pool.give_back([self._pool.evict(layer, expert) for layer, expert in gone])
         self.decide_ns += time.perf_counter_ns() - began
 
-    def run(self, step: Step, ids: NDArray[np.int32], weight: Any, x: Any, host_ns: int = 0) -> Any:
+    def run(self, step: Step, side: Side, ids: NDArray[np.int32], weight: Any, x: Any) -> Any:
         """Outputs [T, H] of one layer-step, as the backend has them.
 
         ids i32[T, k] (other ids than the layer's experts are unused slots); weight [T, k] and
-        x [T, H] as `Backend.adopt` gives them. `host_ns`: nominal time of the dense part before
-        it, where time is kept.
+        x [T, H] as `Backend.adopt` gives them.
         """
+        ready, backend, staged = self.decider.ready, self.backend, self._ahead.staged
         began = time.perf_counter_ns()
-        ready = self.decider.ready
-        slots = self.decider.decide(step)
-        work = self._work(step, ids, weight, x, slots)
+        with self._ahead.lock:
+            before = staged()
+            slots = self.decider.decide(step, side)
+            work, more = self._work(step, ids, weight, x)
+        backend.wake()
         self.decide_ns += time.perf_counter_ns() - began
-        policy_ns = ready.costs.policy_ns if decides(step, ready.rules) else 0
-        self.backend.host(host_ns + policy_ns)
-        granted = [*work.free, *work.released]
-        out = self.backend.run(work)
-        self._commit(step, work, granted)
+        if decides(step, ready.rules):
+            backend.host(LOG_POLICY, ready.costs.policy_ns, step.forward, step.layer)
+        with self._ahead.lock:
+            self._ahead.begin(step, work, slots + more + before - staged())
+        out = backend.run(work)
+        with self._ahead.lock:
+            self._ahead.end(step, self._commit(step, work))
+        backend.wake()
+        backend.note(LOG_RESIDENTS, step.forward, step.layer, int(ready.cache.used[step.layer]))
+        waiting = int(ready.queue.span[1] - ready.queue.span[0])
+        backend.note(LOG_QUEUE, step.forward, step.layer, waiting)
         return out
 
     def _work(
-        self, step: Step, ids: NDArray[np.int32], weight: Any, x: Any, slots: int
-    ) -> LayerWork:
-        plan, pool, layer = self.decider.ready.plan, self._pool, step.layer
+        self, step: Step, ids: NDArray[np.int32], weight: Any, x: Any
+    ) -> tuple[LayerWork, int]:
+        """What was decided as work for the lanes, and slots free beyond those of the decision."""
+        plan, layer = self.decider.ready.plan, step.layer
         active = step.expert.size
         experts = step.expert.astype(np.int64)
         place, state = plan.place[:active], plan.state[:active]
-        on_device = pool.table[layer, experts]
+        if (place == DROPPED).any():
+            raise RuntimeError("a plan that drops experts cannot be executed")
+        on_device = self._pool.table[layer, experts]
+        out = self._evicted_rows() if self.decider.ready.options.writes_back else []
         free, released = self._vacate(layer)
-        pool.give_back(free)
-        hits = np.flatnonzero(place == ON_GPU)
-        transfers = plan.order[: plan.count[N_TRANSFERS]].copy()
+        self._pool.give_back(free)
+        hits = np.flatnonzero((place == ON_GPU) & (state != IN_FLIGHT))
+        more = 0
         if not hits.size:  # nothing computes in the slots of evicted active residents
-            pool.give_back(released)
-            released = []
-        on_cpu = np.flatnonzero(place == ON_CPU)
-        if hits.size + transfers.size + on_cpu.size != active or (state[hits] != RESIDENT).any():
-            raise RuntimeError("a plan with dropped or prefetched experts cannot be executed")
-        at_once = min(slots, int((place == TRANSFER).sum())) if transfers.size else 0
+            self._pool.give_back(released)
+            more, released = len(released), []
         starts = np.zeros(active + 1, np.int64)
         pairs = np.zeros(ids.size, np.int64)
         group_pairs(ids.reshape(-1), plan.index, starts, pairs)
-        return LayerWork(
+        work = LayerWork(
             forward=step.forward,
             layer=layer,
             tokens=step.tokens,
@@ -121,12 +140,23 @@ class Executor:
             row=self.store.first[layer] + experts,
             slot=on_device,
             stays=plan.stays[:active] != 0,
+            ahead=(state >= LANDED) | np.isin(experts, self.decider.first_uses()),
             hits=hits,
-            transfers=transfers,
-            on_cpu=on_cpu,
-            free=pool.take(at_once),
+            transfers=plan.order[: plan.count[N_TRANSFERS]].copy(),
+            late=np.flatnonzero((place == ON_GPU) & (state == IN_FLIGHT)),
+            on_cpu=np.flatnonzero(place == ON_CPU),
             released=released,
+            blocking=not self.decider.ready.options.overlap,
+            out=out,
         )
+        return work, more
+
+    def _evicted_rows(self) -> list[tuple[int, int]]:
+        """(slot, row of the host store) of every resident that the decision took out."""
+        return [
+            (int(self._pool.table[layer, expert]), int(self.store.first[layer]) + expert)
+            for layer, expert in self.decider.evicted()
+        ]
 
     def _vacate(self, layer: int) -> tuple[list[int], list[int]]:
         """Slots of evicted residents: free at once, and after the hits have computed."""
@@ -140,15 +170,22 @@ class Executor:
             (later if waits else now).append(slot)
         return now, later
 
-    def _commit(self, step: Step, work: LayerWork, granted: list[int]) -> None:
-        """Newcomers that stay keep their slots under their own names; all others are free."""
+    def _commit(self, step: Step, work: LayerWork) -> set[int]:
+        """Newcomers on demand that stay keep their slots, which are returned, under their names."""
         kept: set[int] = set()
-        for position in work.transfers:
-            if work.stays[position]:
-                slot = int(work.slot[position])
-                self._pool.commit(step.layer, int(step.expert[position]), slot)
-                kept.add(slot)
-        self._pool.give_back([slot for slot in granted if slot not in kept])
+        for position in work.transfers[work.stays[work.transfers]]:
+            slot = int(work.slot[position])
+            self._pool.commit(step.layer, int(step.expert[position]), slot)
+            kept.add(slot)
+        return kept
+
+
+def refuse_unbounded(settings: Settings) -> None:
+    """Staging must be a number of slots, before anything is allocated."""
+    if settings.unbounded:
+        raise UserError(
+            "cache.staging=unbounded is an accounting replay: a live run needs a number of slots"
+        )
 
 
 def device_slots(capacity: Ints, total_bytes: int, expert_bytes: Ints, staging: int) -> int:

@@ -89,5 +89,6 @@ class Offloaded:
         x, weight = backend.adopt(hidden.detach()), backend.adopt(weights.detach())
         routed = ids.cpu().numpy().astype(np.int32)
         step = self.log.step(layer, routed, weights.detach().float().cpu().numpy())
-        backend.catch_up()
-        return torch.as_tensor(self.executor.run(step, routed, weight, x)).to(hidden.dtype)
+        backend.catch_up(step.forward, layer)
+        side = self.executor.decider.ready.side
+        return torch.as_tensor(self.executor.run(step, side, routed, weight, x)).to(hidden.dtype)

@@ -122,10 +122,11 @@ def compute(
 
 
 @_nogil()  # type: ignore[untyped-decorator]
-def copy_poisoned(source: Floats, target: Floats) -> None:
-    """Copy all but the first number, in whose place stands NaN until `land`."""
+def copy_poisoned(source: Floats, target: Floats, first: int = 0) -> None:
+    """Copy from number `first` on; the expert's very first is NaN until it lands."""
     target[0] = np.nan
-    target[1:] = source[1:]
+    begin = max(first, 1)
+    target[begin:] = source[begin:]
 
 
 @_nogil()  # type: ignore[untyped-decorator]
@@ -181,5 +182,6 @@ def warm() -> None:
     group_pairs(np.zeros(1, np.int32), index, starts, pairs)
     compute(block, index, index, starts, pairs, 1, x, x[0], x.copy(), x[0].copy(), form)
     copy_poisoned(block[0], block[1])
+    copy_poisoned(block[0], block[1], 1)
     combine(x, 1, x.copy())
     spin_until(0, np.zeros(2, np.int64))

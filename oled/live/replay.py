@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from oled.errors import UserError
 from oled.hardware import CostTables
 from oled.live.backends.emulated import Emulated
-from oled.live.decider import Decider, PlanLog, refuse_unsupported
-from oled.live.executor import Executor, device_slots
+from oled.live.decider import Decider
+from oled.live.executor import Executor, device_slots, refuse_unbounded
 from oled.live.kernels import SILU, ExpertForm, Floats
+from oled.live.planlog import LinkLog, PlanLog
 from oled.live.store import HostStore, Preflight, free_host_memory
 from oled.policies.composition import Composition
 from oled.policies.interface import At
 from oled.sim.calibration import Calibration
+from oled.sim.lanes import LOG_DENSE, LOG_HEAD
 from oled.sim.prepare import assemble
 from oled.sim.replay import step_of
 from oled.sim.settings import Settings
@@ -55,7 +57,7 @@ class Routing:
 
 
 def cut(steps: Steps, first: int, forwards: int) -> Steps:
-    """The steps of a window of forwards, numbered from 0; without predictions."""
+    """The steps of a window of forwards, numbered from 0."""
     last = min(first + forwards, steps.num_forwards)
     if not 0 <= first < last:
         raise UserError(
@@ -63,7 +65,7 @@ def cut(steps: Steps, first: int, forwards: int) -> Steps:
         )
     step_lo, step_hi = int(steps.step_offsets[first]), int(steps.step_offsets[last])
     lo, hi = int(steps.offsets[step_lo]), int(steps.offsets[step_hi])
-    return Steps(
+    window = Steps(
         request=steps.request[first:last],
         phase=steps.phase[first:last],
         block=steps.block[first:last],
@@ -86,6 +88,16 @@ def cut(steps: Steps, first: int, forwards: int) -> Steps:
         top_k=steps.top_k,
         scores=None if steps.scores is None else steps.scores[step_lo:step_hi],
     )
+    if steps.pred_offsets is None or steps.pred_expert is None or steps.pred_score is None:
+        return window
+    said = steps.pred_offsets[step_lo * steps.horizons : step_hi * steps.horizons + 1]
+    return replace(
+        window,
+        pred_offsets=said - said[0],
+        pred_expert=steps.pred_expert[said[0] : said[-1]],
+        pred_score=steps.pred_score[said[0] : said[-1]],
+        horizons=steps.horizons,
+    )
 
 
 def form_of(geometry: Geometry) -> ExpertForm:
@@ -102,6 +114,7 @@ class LiveReplay:
     """What one live replay gave. F forwards, S layer-steps."""
 
     plans: PlanLog
+    link: LinkLog
     outputs: tuple[bytes, ...]  # [S] digest of each layer-step's outputs
     begin_ns: NDArray[np.int64]  # [F] actual
     end_ns: NDArray[np.int64]  # [F]
@@ -124,7 +137,7 @@ def live_replay(
     inputs: Sequence[Floats] | None = None,
 ) -> LiveReplay:
     """Run `routing` on the emulated backend; `inputs` f32[T, H] by layer-step, else random."""
-    refuse_unsupported(composition, settings)
+    refuse_unbounded(settings)
     steps = routing.steps
     ready = assemble(steps, costs, composition, budget, settings, calibration)
     slots = device_slots(
@@ -163,15 +176,16 @@ def live_replay(
                 ids, at = routing.ids[index], index % 64
                 x = bank[at : at + len(ids)] if inputs is None else inputs[index]
                 step = step_of(work, index, forward)
-                dense_ns = int(work.dense_ns[forward])
+                backend.host(LOG_DENSE, int(work.dense_ns[forward]), forward, step.layer)
                 weight = backend.adopt(routing.weights[index])
-                out = executor.run(step, ids, weight, backend.adopt(x), dense_ns)
+                out = executor.run(step, ready.side, ids, weight, backend.adopt(x))
                 outputs.append(hashlib.blake2b(out.tobytes(), digest_size=8).digest())
-            backend.host(int(work.head_ns[forward]))
+            backend.host(LOG_HEAD, int(work.head_ns[forward]), forward, -1)
             times[1, forward] = backend.now
             times[2, forward], work_ns[forward] = backend.take()
     return LiveReplay(
         plans=executor.decider.log(),
+        link=executor.decider.link_log(),
         outputs=tuple(outputs),
         begin_ns=times[0],
         end_ns=times[1],

@@ -16,17 +16,18 @@ from tqdm import tqdm
 from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs
 from oled.live.backends.emulated import Emulated
-from oled.live.decider import Decider, PlanLog, first_difference, refuse_unsupported
-from oled.live.executor import Executor, device_slots
+from oled.live.decider import Decider
+from oled.live.executor import Executor, device_slots, refuse_unbounded
 from oled.live.experts import common_form, take_experts
 from oled.live.hooks import Offloaded
+from oled.live.planlog import PlanLog, first_difference
 from oled.live.steplog import StepLog, empty_steps
 from oled.live.store import Preflight, free_host_memory
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
 from oled.policies.part import NEEDS
-from oled.record.decode import Autoregressive, BlockDiffusion, Pass
+from oled.record.decode import Decoding, Pass
 from oled.record.loading import LoadedModel
 from oled.record.modules import geometry_of, moe_layers
 from oled.record.prompts import Prompt, tokenize
@@ -109,7 +110,7 @@ class LiveRun:
 def live_run(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
-    decode: BlockDiffusion | Autoregressive,
+    decode: Decoding,
     composition: Composition,
     settings: Settings,
     machine: Machine,
@@ -119,7 +120,7 @@ def live_run(
 
     The model's experts move into the host store and stay there as its parameters.
     """
-    refuse_unsupported(composition, settings)
+    refuse_unbounded(settings)
     missing = composition.needs & _KNOWN_LATER
     if calibration is None:
         missing |= composition.needs & {"calibration"}

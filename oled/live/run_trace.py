@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from oled.hardware import Profile, Runtime, build_costs
-from oled.live.decider import PlanLog, first_difference, refuse_unsupported
+from oled.live.executor import refuse_unbounded
 from oled.live.kernels import SILU, ExpertForm
+from oled.live.planlog import PlanLog, first_difference
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay
 from oled.live.store import HostStore, Preflight, free_host_memory
 from oled.live.timeline import live_timeline
@@ -99,7 +100,7 @@ def run_trace(
     calibration: str | None = None,
 ) -> TraceRun:
     """Run it live and simulate it. `geometry`: experts and times of that model's size."""
-    refuse_unsupported(composition, settings)
+    refuse_unbounded(settings)
     trace = load(trace_path(source))
     subject = Subject.of(trace)
     learned, _ = calibrate(subject, composition, calibration)

@@ -1,7 +1,7 @@
 """Slots on the device: which expert lies in which, and which are free.
 
-A slot is a number. Resident and staging slots are the same thing: a transfer lands in any free one,
-and a commit only re-labels it.
+A slot is a number. Resident and staging slots are the same thing: a copy lands in any free one, and
+a commit only re-labels it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 
 class SlotPool:
-    """`table` i64[L, E]: the slot of an expert on the device, -1 where it is not there."""
+    """`table` i64[L, E]: the slot of an expert that is on the device, or on its way there ahead of
+    its layer; -1 where it is not.
+    """
 
     def __init__(self, slots: int, layers: int, experts: int) -> None:
         self.table: NDArray[np.int64] = np.full((layers, experts), -1, np.int64)
@@ -39,6 +41,12 @@ class SlotPool:
             raise RuntimeError(f"expert {expert} of layer {layer} was evicted and has no slot")
         self.table[layer, expert] = -1
         return slot
+
+    def keep(self, layer: int, here: NDArray[np.bool_]) -> None:
+        """Of `layer`, only the experts `here` bool[E] keep their slots."""
+        gone = (self.table[layer] >= 0) & ~here
+        self.give_back(self.table[layer, gone].tolist())
+        self.table[layer, gone] = -1
 
     def clear(self) -> None:
         """No expert is on the device."""

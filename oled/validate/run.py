@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.hardware import CostTables, Profile, Runtime, build_costs
-from oled.live.decider import PlanLog, first_difference, refuse_unsupported
+from oled.live.executor import refuse_unbounded
 from oled.live.machine import machine
+from oled.live.planlog import PlanLog, first_difference
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay
 from oled.live.store import HostStore
 from oled.models.catalogue import ModelGeometry
@@ -88,7 +89,7 @@ def validate(
     configurations = []
     for policy in plan.policies:
         composition = load_composition(policy)
-        refuse_unsupported(composition, settings)
+        refuse_unbounded(settings)
         learned, _ = calibrate(subject, composition, calibration)
         for slots in plan.slots:
             chosen = replace(settings, slots=slots, plans=True)

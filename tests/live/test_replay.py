@@ -193,9 +193,6 @@ def test_a_silent_lane_is_told(ready, monkeypatch):
 @pytest.mark.parametrize(
     ("policy", "fields", "message"),
     [
-        ("promoe", {}, "'promoe' prefetches"),
-        ("hybrimoe", {}, "'hybrimoe' prefetches"),
-        ("tide_artefact", {}, "overlap: false"),
         ("lru", {"staging": "unbounded"}, "accounting replay"),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from oled.hardware import CostTables, build_costs, load_profile, load_runtime
-from oled.live.decider import PlanLog, first_difference
+from oled.live.planlog import PlanLog, first_difference
 from oled.live.replay import cut
 from oled.models.catalogue import model_geometry
 from oled.policies.composition import Composition, load_composition

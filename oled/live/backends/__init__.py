@@ -33,20 +33,49 @@ class LayerWork:
     row: Ints  # [A] in the host store
     slot: Ints  # [A] on the device; the backend writes those of transfers
     stays: NDArray[np.bool_]  # [A] keeps its slot after the step
+    ahead: NDArray[np.bool_]  # [A] was copied ahead and not used since
     hits: Ints  # positions on the device
     transfers: Ints  # positions, in order
+    late: Ints  # positions on their way: copied ahead, not landed yet
     on_cpu: Ints  # positions
-    free: list[int]  # slots that transfers may take at once
     released: list[int]  # slots that are free once the hits have computed
+    blocking: bool  # nothing overlaps
+    out: list[tuple[int, int]]  # (slot, row) to copy back first; blocking only
+    free: list[int] = field(default_factory=list)  # slots that transfers may take at once
+    spare: int = 0  # more free slots, which copies ahead may take
     begin: Any = None  # mark, see `oled.live.backends.lanes`
     landed: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (mark, position)
     vacant: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (mark, slot)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a copy that is made ahead: numbers `first` to `last` of an expert's row."""
+
+    row: int  # in the host store
+    slot: int
+    first: int
+    last: int  # one past the last; the expert lands with the piece that ends its row
+    nominal_ns: int
+    forward: int  # the last one that began
+    layer: int  # of the expert
+
+
+class Ahead(Protocol):
+    """What the link copies while no layer-step wants it. Called from the link's thread."""
+
+    def next(self) -> Piece | None:
+        """What to copy now; None: nothing until `Backend.wake`."""
+
+    def crossed(self, mark: Any) -> None:
+        """The piece that `next` gave last has crossed, at `mark`."""
+
+
 class Backend(Protocol):
     """Opened and closed as a context by the executor."""
 
-    def open(self) -> None: ...
+    def open(self, ahead: Ahead | None) -> None:
+        """`ahead`: None where nothing is ever copied ahead."""
 
     def close(self) -> None:
         """End all lanes and give all memory back, whatever state they are in."""
@@ -54,11 +83,26 @@ class Backend(Protocol):
     def place(self, row: int, slot: int) -> None:
         """Copy an expert now, outside any step: initial residents."""
 
-    def host(self, nominal_ns: int) -> None:
-        """The host's own section since the last step lasts `nominal_ns` (where time is kept)."""
+    def host(self, kind: int, nominal_ns: int, forward: int, layer: int) -> None:
+        """What comes between the experts of two layers lasts `nominal_ns` (where time is kept).
 
-    def catch_up(self) -> None:
-        """The host was busy with something real: its section begins now."""
+        `kind`: LOG_DENSE, LOG_POLICY or LOG_HEAD of `oled.sim.lanes`; layer -1 for the head.
+        """
+
+    def start(self) -> None:
+        """What came before took no time: the clock goes on from here."""
+
+    def catch_up(self, forward: int, layer: int) -> None:
+        """The host was busy with something real, such as a dense part, until now."""
+
+    def note(self, kind: int, forward: int, layer: int, item: int) -> None:
+        """An entry of the timeline that takes no time, at the present moment."""
+
+    def wake(self) -> None:
+        """There may be something to copy ahead."""
+
+    def drain(self) -> None:
+        """Returns when nothing is on the link; nothing is copied ahead until `wake`."""
 
     def adopt(self, values: Any) -> Any:
         """An array of the host, or a tensor, as the lanes compute with it."""

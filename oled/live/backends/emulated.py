@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from oled.live.backends import LayerWork
+from oled.live.backends import Ahead, LayerWork, Piece
 from oled.live.backends.lanes import CPU, GPU, LINK, Lanes
-from oled.live.backends.pacing import Pacer, no_timer_slack
+from oled.live.backends.pacing import Pacer, Rival, no_timer_slack
 from oled.live.kernels import Floats, Ints, combine, compute, copy_poisoned, warm
 from oled.live.store import HostStore
 from oled.policies.interface import Costs
@@ -34,10 +34,7 @@ _NICE = {GPU: 4, CPU: 8}  # compute gives way to the lanes that keep time
 
 
 class Emulated(Lanes[int]):
-    """`costs` are the nominal times; contention between CPU and link is not put in.
-
-    A mark is the actual time, ns.
-    """
+    """`costs` are the nominal times. A mark is the actual time, ns."""
 
     def __init__(self, store: HostStore, slots: int, costs: Costs, *, paced: bool) -> None:
         super().__init__()
@@ -53,17 +50,19 @@ class Emulated(Lanes[int]):
         self._host = Pacer(paced)
         self._pacers = {name: Pacer(paced) for name in (GPU, LINK, CPU)}
         self._free_at = dict.fromkeys((GPU, LINK), 0)  # last nominal ends
+        self._rivals = dict(zip((LINK, CPU), Rival.pair(costs.contention_ppm), strict=True))
+        self._woken = 0  # since when there may be something to copy ahead
         self._restore: tuple[float, bool] | None = None
 
-    def open(self) -> None:
+    def open(self, ahead: Ahead | None) -> None:
         warm()
         if self.paced:
             self._restore = (sys.getswitchinterval(), gc.isenabled())
             sys.setswitchinterval(_SWITCH_S)
             gc.disable()
             no_timer_slack()
-        super().open()
-        self.now = time.perf_counter_ns()
+        super().open(ahead)
+        self.start()
 
     def close(self) -> None:
         super().close()
@@ -88,11 +87,31 @@ class Emulated(Lanes[int]):
         adopted: Floats = np.ascontiguousarray(values, np.float32)
         return adopted
 
-    def host(self, nominal_ns: int) -> None:
-        self.now = self._host.until(self.now + nominal_ns)
+    def host(self, kind: int, nominal_ns: int, forward: int, layer: int) -> None:
+        begin, self.now = self.now, self._host.until(self.now + nominal_ns)
+        if nominal_ns:
+            self.entries.append((kind, begin, self.now, forward, layer, 0))
 
-    def catch_up(self) -> None:
+    def start(self) -> None:
         self.now = time.perf_counter_ns()
+
+    def catch_up(self, forward: int, layer: int) -> None:
+        begin, self.now = self.now, time.perf_counter_ns()
+        self.entries.append((ln.LOG_DENSE, begin, self.now, forward, layer, 0))
+
+    def note(self, kind: int, forward: int, layer: int, item: int) -> None:
+        self.entries.append((kind, self.now, self.now, forward, layer, item))
+
+    def wake(self) -> None:
+        self._woken = self.now
+        super().wake()
+
+    def vacated(self, mark: int) -> None:
+        self._woken = mark
+        super().wake()
+
+    def wait(self, mark: int) -> None:
+        """A mark is known when it has passed."""
 
     def take(self) -> tuple[int, Ints]:
         """Since the last call: the worst lateness of any lane against its own deadlines, and the
@@ -133,38 +152,68 @@ class Emulated(Lanes[int]):
         self._free_at[GPU] = turn + nominal
         self._given[ln.GPU] += nominal
         ended = self._pacers[GPU].until(turn + nominal)
+        for position in chosen[work.ahead[chosen]]:
+            expert = int(work.row[position] - self.store.first[work.layer])
+            self._log(ln.LOG_USE, turn, turn, work, expert)
         kind = ln.LOG_HITS if hits else ln.LOG_LANDED
         self._log(kind, turn, ended, work, chosen.size)
         return ended
 
     def copy(self, work: LayerWork, position: int, slot: int, vacant: int) -> int:
-        costs, free_at = self.costs, self._free_at[LINK]
-        start = max(free_at, work.begin, vacant)
-        source, target = self.store.block[work.row[position]], self._device[slot]
+        row, target = int(work.row[position]), self._device[slot]
+        source = self.store.block[row]
         copy_poisoned(source, target)
-        nominal = int(costs.copy_ns[costs.layer_class[work.layer]])
-        nominal += costs.copy_wake_ns if start > free_at else 0
-        self._free_at[LINK] = start + nominal
-        self._given[ln.H2D] += nominal
-        ended = self._pacers[LINK].until(self._free_at[LINK])
+        nominal = int(self.costs.copy_ns[self.costs.layer_class[work.layer]])
+        begin, ended = self._cross(max(work.begin, vacant), nominal)
         target[0] = source[0]
-        expert = int(work.row[position] - self.store.first[work.layer])
-        self._log(ln.LOG_COPY, start, ended, work, expert)
+        expert = row - int(self.store.first[work.layer])
+        self._log(ln.LOG_COPY, begin, ended, work, expert)
         return ended
 
-    def compute_on_host(self, work: LayerWork) -> int:
-        costs, started = self.costs, work.begin
-        self._calculate(CPU, self.store.block, work.row, work, work.on_cpu)
+    def fetch(self, piece: Piece) -> int:
+        source, target = self.store.block[piece.row], self._device[piece.slot]
+        copy_poisoned(source[: piece.last], target[: piece.last], piece.first)
+        begin, ended = self._cross(self._woken, piece.nominal_ns)
+        if piece.last == source.size:
+            target[0] = source[0]
+        expert = piece.row - int(self.store.first[piece.layer])
+        self.entries.append((ln.LOG_PREFETCH, begin, ended, piece.forward, piece.layer, expert))
+        return ended
+
+    def _cross(self, cause: int, nominal_ns: int) -> tuple[int, int]:
+        """The link is busy with a copy; begin and actual end."""
+        free_at = self._free_at[LINK]
+        start = max(free_at, cause)
+        nominal_ns += self.costs.copy_wake_ns if start > free_at else 0
+        job = self._rivals[LINK].begin(start, nominal_ns)
+        ended, self._free_at[LINK] = self._pacers[LINK].finish(job)
+        self._given[ln.H2D] += self._free_at[LINK] - start
+        return start, ended
+
+    def copy_back(self, work: LayerWork, slot: int, row: int, cause: int) -> int:
+        self.store.block[row] = self._device[slot]
+        layer = int(np.searchsorted(self.store.first, row, side="right")) - 1
+        nominal = int(self.costs.copy_out_ns[self.costs.layer_class[layer]])
+        self._given[ln.D2H] += nominal
+        ended = self._host.until(cause + nominal)
+        expert = row - int(self.store.first[layer])
+        self.entries.append((ln.LOG_BACK, cause, ended, work.forward, layer, expert))
+        return ended
+
+    def compute_on_host(self, work: LayerWork, cause: int) -> int:
+        costs = self.costs
         counts = work.count[work.on_cpu]
         tokens = min(int(counts.sum()), work.tokens)
         called = costs.cpu_call_ns + int(costs.cpu_ns[costs.layer_class[work.layer]][counts].sum())
-        begin = started + int(costs.act_out_ns[tokens])
-        self._given[ln.D2H] += begin - started
-        self._given[ln.CPU] += called
-        self._log(ln.LOG_OUT, started, begin, work, tokens)
-        ended = self._pacers[CPU].until(begin + called + int(costs.act_back_ns[tokens]))
-        self._log(ln.LOG_CPU, begin, ended - int(costs.act_back_ns[tokens]), work, len(counts))
-        return ended
+        begin, back_ns = cause + int(costs.act_out_ns[tokens]), int(costs.act_back_ns[tokens])
+        job = self._rivals[CPU].begin(begin, called)
+        self._calculate(CPU, self.store.block, work.row, work, work.on_cpu)
+        done, nominal = self._pacers[CPU].finish(job)
+        self._given[ln.D2H] += begin - cause
+        self._given[ln.CPU] += nominal - begin
+        self._log(ln.LOG_OUT, cause, begin, work, tokens)
+        self._log(ln.LOG_CPU, begin, done, work, len(counts))
+        return self._pacers[CPU].until(nominal + back_ns)
 
     def _log(self, kind: int, begin: int, end: int, work: LayerWork, item: int) -> None:
         self.entries.append((kind, begin, end, work.forward, work.layer, item))

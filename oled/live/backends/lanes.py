@@ -3,24 +3,30 @@
 What a backend adds are the few calls of its device. A *mark* is when something is done, in the
 backend's own terms: the actual nanosecond where threads play the device, an event of a stream on a
 real one. Whoever needs a thing gets its mark and waits for it, or has the device wait.
+
+While no layer-step wants the link, it copies ahead what `Ahead` gives it, piece by piece: copies on
+demand overtake what waits and never a piece on its way.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from oled.live.backends import LaneError, LayerWork
+from oled.live.backends import Ahead, LaneError, LayerWork, Piece
 from oled.live.kernels import Ints
 
 SILENCE_S = 60.0  # without an answer of any lane
 
 GPU, LINK, CPU = "gpu", "link", "cpu"
+
+WAKE, FLUSH = "wake", "flush"
+"""Jobs of the link beside layer-steps: look for something to copy ahead; say that it is idle."""
 
 Mark = TypeVar("Mark")
 
@@ -33,10 +39,11 @@ class Lanes(ABC, Generic[Mark]):
     """Runs layer-steps; the abstract methods are the device's."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, SimpleQueue[LayerWork | None]] = {}
+        self._jobs: dict[str, SimpleQueue[LayerWork | str | None]] = {}
         self._done: SimpleQueue[tuple[str, Mark | None, BaseException | None]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._running: LayerWork | None = None
+        self._ahead: Ahead | None = None
 
     @abstractmethod
     def begin(self, work: LayerWork) -> Mark:
@@ -45,6 +52,18 @@ class Lanes(ABC, Generic[Mark]):
     @abstractmethod
     def copy(self, work: LayerWork, position: int, slot: int, vacant: Mark) -> Mark:
         """Copy the expert at `position` into `slot`, free from `vacant` on; when it lands."""
+
+    @abstractmethod
+    def fetch(self, piece: Piece) -> Mark:
+        """Copy a piece ahead; returns when it has crossed."""
+
+    @abstractmethod
+    def copy_back(self, work: LayerWork, slot: int, row: int, cause: Mark) -> Mark:
+        """Copy an evicted expert back to its host row, from `cause` on; when it is there."""
+
+    @abstractmethod
+    def wait(self, mark: Mark) -> None:
+        """The calling thread waits for `mark`."""
 
     @abstractmethod
     def turn(self, cause: Mark) -> Mark:
@@ -59,8 +78,10 @@ class Lanes(ABC, Generic[Mark]):
         """One launch group of the experts at positions `chosen`, all landed by `turn`; its end."""
 
     @abstractmethod
-    def compute_on_host(self, work: LayerWork) -> Mark:
-        """Activations out, the experts at `work.on_cpu` from the host store, outputs back."""
+    def compute_on_host(self, work: LayerWork, cause: Mark) -> Mark:
+        """From `cause` on: activations out, the experts at `work.on_cpu` from the host store,
+        outputs back.
+        """
 
     @abstractmethod
     def end(self, work: LayerWork, marks: list[Mark]) -> Any:
@@ -69,8 +90,13 @@ class Lanes(ABC, Generic[Mark]):
     def enter_lane(self, name: str) -> None:
         """Called in a lane's thread before its first job."""
 
-    def open(self) -> None:
-        lanes = ((GPU, self._compute), (LINK, self._copy_all), (CPU, self.compute_on_host))
+    def vacated(self, mark: Mark) -> None:
+        """A slot falls free at `mark` while a step runs: the link may copy ahead into it."""
+        self.wake()
+
+    def open(self, ahead: Ahead | None) -> None:
+        self._ahead = ahead
+        lanes = ((GPU, self._compute), (LINK, self._copy_all), (CPU, self._compute_on_host))
         for name, job in lanes:
             self._jobs[name] = SimpleQueue()
             thread = threading.Thread(target=self._lane, args=(name, job), name=f"oled-{name}")
@@ -88,13 +114,24 @@ class Lanes(ABC, Generic[Mark]):
         self._jobs.clear()
         self._threads.clear()
 
+    def wake(self) -> None:
+        if self._ahead is not None:
+            self._jobs[LINK].put(WAKE)
+
+    def drain(self) -> None:
+        if self._ahead is not None:
+            self._jobs[LINK].put(FLUSH)
+            self._wait_for(1)
+
     def run(self, work: LayerWork) -> Any:
         begin = self.begin(work)
         work.begin = begin
+        if work.blocking:
+            return self.end(work, [self._run_serially(work)])
         for slot in work.free:
             work.vacant.put((begin, slot))
         lanes = []
-        if work.hits.size or work.transfers.size:
+        if work.hits.size or work.transfers.size or work.late.size:
             lanes.append(GPU)
         if work.transfers.size:
             lanes.append(LINK)
@@ -125,25 +162,37 @@ class Lanes(ABC, Generic[Mark]):
         return marks
 
     def _lane(self, name: str, job: Callable[[LayerWork], Mark]) -> None:
-        entered = False
-        while (work := self._jobs[name].get()) is not None:
+        entered, jobs = False, self._jobs[name]
+        while (work := jobs.get()) is not None:
             try:
                 if not entered:
                     self.enter_lane(name)
                     entered = True
-                self._done.put((name, job(work), None))
+                if work == FLUSH:
+                    self._done.put((name, None, None))
+                    continue
+                if isinstance(work, LayerWork):
+                    self._done.put((name, job(work), None))
+                if name == LINK and self._ahead is not None:
+                    self._copy_ahead(self._ahead, jobs)
             except BaseException as error:  # whatever it is, the main thread must hear of it
-                _stop(work)
+                if self._running is not None:
+                    _stop(self._running)
                 self._done.put((name, None, error))
+
+    def _copy_ahead(self, ahead: Ahead, jobs: SimpleQueue[Any]) -> None:
+        """The link, while nobody wants it."""
+        while jobs.empty() and (piece := ahead.next()) is not None:
+            ahead.crossed(self.fetch(piece))
 
     def _compute(self, work: LayerWork) -> Mark:
         """The GPU: hits as one group, then whenever it is free all that have landed."""
         ended: Mark = work.begin
         if work.hits.size:
             ended = self.group(work, work.hits, self.turn(ended), hits=True)
-        for slot in work.released:
-            work.vacant.put((ended, slot))
-        left, held = work.transfers.size, None
+        late = set(work.late.tolist())  # they keep staging slots until the step ends
+        self._vacate(work, work.released, ended)
+        left, held = work.transfers.size + len(late), None
         while left:
             mark, first = held or _get(work.landed)
             held, chosen = None, [first]
@@ -160,11 +209,17 @@ class Lanes(ABC, Generic[Mark]):
                 else:
                     held = item
             ended = self.group(work, np.array(chosen), turn, hits=False)
-            for position in chosen:
-                if not work.stays[position]:
-                    work.vacant.put((ended, int(work.slot[position])))
+            leaving = [i for i in chosen if not work.stays[i] and i not in late]
+            self._vacate(work, [int(work.slot[i]) for i in leaving], ended)
             left -= len(chosen)
         return ended
+
+    def _vacate(self, work: LayerWork, slots: Sequence[int], mark: Mark) -> None:
+        """Slots whose experts have computed."""
+        for slot in slots:
+            work.vacant.put((mark, slot))
+        if slots:
+            self.vacated(mark)
 
     def _copy_all(self, work: LayerWork) -> Mark:
         """The link: one copy after the other, each into a slot that is free."""
@@ -175,6 +230,40 @@ class Lanes(ABC, Generic[Mark]):
             work.slot[position] = slot
             work.landed.put((ended, int(position)))
         return ended
+
+    def _compute_on_host(self, work: LayerWork) -> Mark:
+        return self.compute_on_host(work, work.begin)
+
+    def _run_serially(self, work: LayerWork) -> Mark:
+        """A blocking runtime: each thing is waited for before the next one begins."""
+        mark: Mark = work.begin
+        for slot, row in work.out:
+            mark = self._waited(self.copy_back(work, slot, row, mark))
+        chosen, free, released = work.hits.tolist(), list(work.free), list(work.released)
+        coming, first = work.transfers.tolist(), True
+        while True:
+            while coming and free:
+                position, slot = coming.pop(0), free.pop(0)
+                mark = self._waited(self.copy(work, position, slot, mark))
+                work.slot[position] = slot
+                chosen.append(position)
+                if not work.stays[position]:
+                    released.append(slot)
+            if chosen:
+                turn = self.turn(mark)
+                mark = self._waited(self.group(work, np.array(chosen), turn, hits=first))
+            if not coming:
+                break
+            if not released:
+                raise RuntimeError("a transfer waits for a slot that never becomes free")
+            chosen, free, released, first = [], released, [], False
+        if work.on_cpu.size:
+            mark = self._waited(self.compute_on_host(work, mark))
+        return mark
+
+    def _waited(self, mark: Mark) -> Mark:
+        self.wait(mark)
+        return mark
 
 
 def _stop(work: LayerWork) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+from collections import deque
 
 import numpy as np
 
 from oled.live.kernels import spin_until
 
 SPIN_NS = 120_000  # of a wait are watched, not slept
+PPM = 1_000_000
 _PR_SET_TIMERSLACK = 29
+_REMEMBERED = 512  # jobs of a lane; none spans as many of the other's
 
 
 class Pacer:
@@ -27,12 +30,80 @@ class Pacer:
         now = time.perf_counter_ns()
         if not self._paced:
             return now
+        now = self._wait(deadline_ns, now)
+        self.late_ns = max(self.late_ns, now - deadline_ns)
+        return now
+
+    def finish(self, job: Job) -> tuple[int, int]:
+        """Wait for the end of a job that another lane may slow down: (actual, nominal) end."""
+        now = time.perf_counter_ns()
+        if not self._paced:
+            return now, job.close(now)
+        while (end := job.earliest_end(now)) > now:  # sooner it can not be; later it may
+            now = self._wait(end, now)
+        self.late_ns = max(self.late_ns, now - end)
+        return now, job.close(end)
+
+    def _wait(self, deadline_ns: int, now: int) -> int:
         left = deadline_ns - now - SPIN_NS
         if left > 0:
             time.sleep(left / 1e9)
-        now = int(spin_until(deadline_ns, self._clock))
-        self.late_ns = max(self.late_ns, now - deadline_ns)
-        return now
+        return int(spin_until(deadline_ns, self._clock))
+
+
+class Rival:
+    """One of two lanes that slow each other down while both work."""
+
+    def __init__(self, rate_ppm: int) -> None:
+        self.rate_ppm = rate_ppm
+        self.other = self
+        self.jobs: deque[Job] = deque(maxlen=_REMEMBERED)
+
+    @classmethod
+    def pair(cls, rate_ppm: int) -> tuple[Rival, Rival]:
+        """Each goes at `rate_ppm` millionths of its speed while the other works, too."""
+        one, other = cls(rate_ppm), cls(rate_ppm)
+        one.other, other.other = other, one
+        return one, other
+
+    def begin(self, start_ns: int, work_ns: int) -> Job:
+        job = Job(self, start_ns, work_ns)
+        self.jobs.append(job)
+        return job
+
+
+class Job:
+    """`work_ns` at full speed, from `start_ns` on."""
+
+    def __init__(self, lane: Rival, start_ns: int, work_ns: int) -> None:
+        self.start_ns = start_ns
+        self.end_ns: int | None = None  # not yet
+        self._work_ns = work_ns
+        self._lane = lane
+
+    def earliest_end(self, now: int) -> int:
+        """When it ends if the other lane's job, should one run, ended `now`."""
+        rate = self._lane.rate_ppm
+        at, left = self.start_ns, self._work_ns * PPM
+        if rate < PPM:
+            for other in tuple(self._lane.other.jobs):
+                begin = max(at, other.start_ns)
+                end = now if other.end_ns is None else other.end_ns
+                if end <= begin:
+                    continue
+                alone = (begin - at) * PPM
+                if left <= alone:
+                    break
+                left -= alone
+                if left <= (end - begin) * rate:
+                    return begin + -(-left // rate)
+                left -= (end - begin) * rate
+                at = end
+        return at + -(-left // PPM)
+
+    def close(self, end_ns: int) -> int:
+        self.end_ns = end_ns
+        return end_ns
 
 
 def no_timer_slack() -> None:

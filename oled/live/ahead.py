@@ -1,0 +1,114 @@
+"""Copies ahead of their layer-steps: from the policy's queue to pieces that the link copies.
+
+The link's thread asks while the main thread decides, so both hold `lock` when they touch what is
+decided. A copy ahead keeps its slot, under its expert's name in the slot table, until the step that
+it was made for commits, or until it becomes a resident.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+
+from oled.live.backends import LayerWork, Piece
+from oled.live.decider import Decider
+from oled.live.slots import SlotPool
+from oled.live.store import HostStore
+from oled.policies.interface import COPYING, NOT_STAGED, Step
+
+
+class CopiesAhead:
+    """What `oled.live.backends.Ahead` asks for."""
+
+    def __init__(self, decider: Decider, pool: SlotPool, store: HostStore) -> None:
+        self.lock = threading.Lock()
+        self.forward = 0  # the last one that began
+        self._decider = decider
+        self._pool = pool
+        self._store = store
+        self._work: LayerWork | None = None  # the step that runs
+        self._granted: set[int] = set()  # slots that its copies on demand may use
+
+    def next(self) -> Piece | None:
+        with self.lock:
+            ready, work = self._decider.ready, self._work
+            room = ready.rules.staging - 1 - self.staged()
+            if work is not None:
+                room = min(room, work.spare + work.vacant.qsize())
+            crossing = self._decider.take(room)
+            if crossing is None:
+                return None
+            layer, expert, piece, pieces, work_ns = crossing
+            if piece == 0:
+                self._pool.table[layer, expert] = self._slot(work)
+            size = self._store.form.size
+            return Piece(
+                row=int(self._store.first[layer]) + expert,
+                slot=int(self._pool.table[layer, expert]),
+                first=size * piece // pieces,
+                last=size * (piece + 1) // pieces,
+                nominal_ns=work_ns,
+                forward=self.forward,
+                layer=layer,
+            )
+
+    def crossed(self, mark: Any) -> None:
+        with self.lock:
+            layer, expert = self._decider.crossing
+            staged, work = self.staged(), self._work
+            if not self._decider.crossed():
+                return
+            if work is None or layer != work.layer:
+                self._settle(layer)
+            if work is None:
+                return
+            row = int(self._store.first[layer]) + expert
+            for position in work.late[work.row[work.late] == row]:
+                work.landed.put((mark, int(position)))
+            for slot in self._pool.take(staged - self.staged()):
+                self._granted.add(slot)
+                work.vacant.put((mark, slot))
+
+    def begin(self, step: Step, work: LayerWork, slots: int) -> None:
+        """The step runs from now on; `slots` may be taken at once. Call with `lock` held.
+
+        What landed while the policy's time passed computes with the hits.
+        """
+        cache = self._decider.ready.cache
+        waits = cache.staged[step.layer, step.expert[work.late]] == COPYING
+        work.hits = np.sort(np.concatenate([work.hits, work.late[~waits]]))
+        work.late = work.late[waits]
+        work.free = self._pool.take(min(slots, work.transfers.size))
+        work.spare = slots - len(work.free)
+        self._granted = {*work.free, *work.released}
+        self._work = work
+
+    def end(self, step: Step, kept: Set[int]) -> None:
+        """The step has run; its newcomers keep the slots `kept`. Call with `lock` held."""
+        self._decider.finish(step)
+        self._pool.give_back(sorted(self._granted - kept))
+        self._settle(step.layer)
+        self._work = None
+
+    def _settle(self, layer: int) -> None:
+        """Slots of experts that are neither resident nor staged fall free."""
+        cache = self._decider.ready.cache
+        here = (cache.resident[layer] != 0) | (cache.staged[layer] != NOT_STAGED)
+        self._pool.keep(layer, here)
+
+    def staged(self) -> int:
+        """Staging slots that copies made ahead occupy."""
+        return int(self._decider.ready.cache.total[2])
+
+    def _slot(self, work: LayerWork | None) -> int:
+        """A free slot; while a step runs, one that it has to spare or no longer wants."""
+        if work is not None and work.spare == 0:
+            _, slot = work.vacant.get_nowait()
+            self._granted.remove(slot)
+            return int(slot)
+        if work is not None:
+            work.spare -= 1
+        return self._pool.take(1)[0]
