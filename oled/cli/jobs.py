@@ -89,12 +89,10 @@ def _say_if_compiling() -> None:
 @functools.lru_cache(maxsize=1)
 def _subject(source: str | Synthetic, allow_partial: bool) -> Subject:
     """The trace made ready; the jobs of a sweep that run one after the other share it."""
-    from oled.paths import trace_path
     from oled.sim.subject import Subject
-    from oled.trace import load
 
     if isinstance(source, str):
-        return Subject.of(load(trace_path(source), allow_partial=allow_partial))
+        return Subject.of(source, allow_partial=allow_partial)
     log.info("trace %s", source.name)
     return Subject.of(source.folder())
 

@@ -23,6 +23,7 @@ from oled.policies.part import (
     Retention,
     ask_nothing,
 )
+from oled.reroute import Reroute
 
 _KINDS = {
     "retention": Retention,
@@ -58,6 +59,7 @@ class Composition:
     overlap: bool = True  # False: copies, GPU and CPU wait for each other
     writes_back: bool = False  # evicted experts are copied to the host first
     overhead_ns: int | None = None  # policy time of a layer-step; None: the runtime preset's
+    reroute: Reroute | None = None  # a rule that changes routes before anything is decided
 
     @property
     def parts(self) -> tuple[Part, Part, Part, Part]:
@@ -67,6 +69,8 @@ class Composition:
     def needs(self) -> frozenset[str]:
         """What the trace (or the user) must provide; keys of `oled.policies.part.NEEDS`."""
         needs = frozenset[str]().union(*(part.needs for part in self.parts))
+        if self.reroute is not None:
+            needs |= self.reroute.needs
         return needs | {"calibration"} if self.initial == "popular" else needs
 
     @property
@@ -90,6 +94,8 @@ class Composition:
         parts = {k: _part(values[k], base, f"{where}: {k}") for k, base in _KINDS.items()}
         rest = {k: v for k, v in data.items() if k not in _KINDS and k != "admission"}
         rest.setdefault("source", "")
+        if rest.get("reroute") is not None:
+            rest["reroute"] = _part(rest["reroute"], Reroute, f"{where}: reroute")
         _one_of(rest.get("initial", "empty"), _INITIAL, f"{where}: initial")
         _one_of(rest.get("prefill", "policy"), _PREFILL, f"{where}: prefill")
         admission = str(data["admission"]).lower()
@@ -102,7 +108,7 @@ def _one_of(value: str, known: Any, where: str) -> None:
         raise UserError(f"{where} is '{value}': {nearest(str(value), known)}")
 
 
-def _part(data: Any, base: type[Part], where: str) -> Any:
+def _part(data: Any, base: type[Part] | type[Reroute], where: str) -> Any:
     if not isinstance(data, Mapping) or "_target_" not in data:
         raise UserError(f"{where}: a part is a mapping with a _target_ (module.Class)")
     module_name, _, class_name = str(data["_target_"]).rpartition(".")

@@ -53,6 +53,8 @@ def simulate(
     subject = Subject.of(trace)
     _refuse_what_is_missing(subject, composition)
     learned, learned_from = calibrate(subject, composition, calibration)
+    if composition.reroute is not None:
+        subject = subject.rerouted(composition.reroute)
     rows = _rows_of_groups(subject.steps, settings.batch_size)
     subject = subject.batched(settings.batch_size)
     profile = hardware if isinstance(hardware, Profile) else load_profile(hardware)
@@ -76,6 +78,8 @@ def simulate(
     }
     if settings.references:
         result.update(_reference_metrics(subject, costs, budget, settings, rows))
+    if subject.change is not None:
+        result.update(subject.change.metrics())
     result["gpu_bytes_total"] = _gpu_bytes(budget, costs, settings, scope)
     result["initial_residents"] = replay.initial_residents
     result["wall_s"] = time.perf_counter() - began
@@ -90,7 +94,7 @@ def simulate(
         "hardware": profile.name,
         "runtime": preset.name,
         "costs": dict(costs.provenance),
-        "labels": list(costs.labels),
+        "labels": [*costs.labels, *subject.labels],
         "versions": _versions(),
     }
     columns = ("accesses", "hits", "transfers", "cpu_executions", "slots", "steps", "time_ns")
@@ -135,6 +139,8 @@ def calibrate(
         raise UserError(
             f"calibration trace '{other.name}' has other layers or experts than '{subject.name}'"
         )
+    if composition.reroute is not None:
+        other = other.rerouted(composition.reroute)
     return Calibration.from_steps(other.steps), other.name
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from oled.hardware import CostTables
 from oled.paths import trace_path
 from oled.policies.composition import Composition
+from oled.reroute import Reroute, RouteChange, reroute_trace
+from oled.reroute.trace import recorded_rule
 from oled.sim.again import Decisions
 from oled.sim.calibration import Calibration
 from oled.sim.prepare import Replay, replay_steps
@@ -27,27 +31,41 @@ class Subject:
     geometry: Geometry
     steps: Steps
     lacks: frozenset[str]  # keys of NEEDS that the trace cannot serve
+    read: Callable[[], Trace]  # gives the trace again
+    labels: tuple[str, ...] = ()  # what must stand beside a result
+    change: RouteChange | None = None  # what a rule has done to the routes
     memo: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     """Oracles computed already, by configuration: they do not depend on the policy."""
     decisions: Decisions | None = None
     """Those made on these steps; kept where `remembering` was asked for."""
     batches: dict[int, Subject] = dataclasses.field(default_factory=dict)
     """The same trace with so many requests in lockstep, once it was asked for."""
+    rules: dict[Reroute, Subject] = dataclasses.field(default_factory=dict)
+    """The same trace with its routes changed, once it was asked for."""
 
     @classmethod
-    def of(cls, trace: Subject | Trace | str | Path) -> Subject:
+    def of(cls, trace: Subject | Trace | str | Path, *, allow_partial: bool = False) -> Subject:
         """From a loaded trace, the folder of one, or the name of a bundled one."""
         if isinstance(trace, Subject):
             return trace
-        if not isinstance(trace, Trace):
-            trace = load(trace_path(trace))
+        read: Callable[[], Trace]
+        if isinstance(trace, Trace):
+            read = functools.partial(_itself, trace)
+        else:  # read again where it is needed again, not kept
+            read = functools.partial(load, trace_path(trace), allow_partial=allow_partial)
+        return cls._made(read(), read)
+
+    @classmethod
+    def _made(cls, trace: Trace, read: Callable[[], Trace]) -> Subject:
         steps = build_steps(trace)
         name = trace.path.name if trace.path is not None else "memory"
-        return cls(name, trace.hash, trace.geometry, steps, _lacks(trace, steps))
+        rule = recorded_rule(trace)
+        labels = () if rule is None else (f"routes of a model that ran under {rule}",)
+        return cls(name, trace.hash, trace.geometry, steps, _lacks(trace, steps), read, labels)
 
     def remembering(self) -> Subject:
         """The same trace, deciding once what is replayed on several machines; for sweeps."""
-        return dataclasses.replace(self, memo={}, batches={}, decisions=Decisions())
+        return dataclasses.replace(self, memo={}, batches={}, rules={}, decisions=Decisions())
 
     def batched(self, rows: int) -> Subject:
         if rows == 1:
@@ -60,6 +78,22 @@ class Subject:
             )
         return self.batches[rows]
 
+    def rerouted(self, rule: Reroute) -> Subject:
+        """The same trace with its block forwards routed by a rule (open loop)."""
+        if rule not in self.rules:
+            trace, change = reroute_trace(self.read(), rule)
+            self.rules[rule] = dataclasses.replace(
+                self,
+                steps=build_steps(trace),
+                labels=(*self.labels, change.label),
+                change=change,
+                memo={},
+                batches={},
+                rules={},
+                decisions=None if self.decisions is None else Decisions(),
+            )
+        return self.rules[rule]
+
     def replay(
         self,
         costs: CostTables,
@@ -71,6 +105,10 @@ class Subject:
         """One configuration; see `replay_steps`."""
         run = replay_steps if self.decisions is None else self.decisions.replay
         return run(self.steps, costs, composition, budget, settings, calibration)
+
+
+def _itself(trace: Trace) -> Trace:
+    return trace
 
 
 def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:
