@@ -80,9 +80,13 @@ def _policies() -> list[tuple[str, ...]]:
 
 
 def _hardware() -> list[tuple[str, ...]]:
-    from oled.hardware.profile import list_profiles
+    from oled.hardware import crossovers, list_profiles, load_profile
+    from oled.models.catalogue import model_geometry
 
-    return [*list_profiles()]
+    mini = model_geometry("llada2_mini")
+    return [
+        (name, f"{text}; {crossovers(load_profile(name), mini)}") for name, text in list_profiles()
+    ]
 
 
 def _runtimes() -> list[tuple[str, ...]]:

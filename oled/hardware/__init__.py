@@ -5,7 +5,7 @@ once per trace, into tables of integer nanoseconds. No torch here.
 """
 
 from oled.hardware.costs import CostTables, build_costs
-from oled.hardware.describe import crossover, describe
+from oled.hardware.describe import crossover, crossovers, describe
 from oled.hardware.profile import Profile, list_profiles, load_profile
 from oled.hardware.quantity import Quantity
 from oled.hardware.runtime import Runtime, list_runtimes, load_runtime
@@ -17,6 +17,7 @@ __all__ = [
     "Runtime",
     "build_costs",
     "crossover",
+    "crossovers",
     "describe",
     "list_profiles",
     "list_runtimes",

@@ -95,7 +95,7 @@ def build_costs(
         gpu_ns=gpu,
         gpu_kernel_ns=gpu_kernel,
         gpu_bound_ns=_bound(profile, shapes.experts, gpu),
-        cpu_ns=np.stack([_cpu_expert(profile, e, most_tokens, tuned) for e in shapes.experts]),
+        cpu_ns=np.stack([cpu_expert_ns(profile, e, most_tokens, tuned) for e in shapes.experts]),
         cpu_call_ns=round(profile.cpu_call.base),
         act_out_ns=_crossing(formulas.crossing(profile, size, inward=False)),
         act_back_ns=_crossing(formulas.crossing(profile, size, inward=True)),
@@ -167,8 +167,8 @@ def _bound(profile: Profile, experts: tuple[ExpertShape, ...], gpu: Ints) -> Int
     return np.stack(floors)
 
 
-def _cpu_expert(profile: Profile, expert: ExpertShape, tokens: int, tuned: bool) -> Ints:
-    """[G+1]. Measured tables are of the tuned kernel."""
+def cpu_expert_ns(profile: Profile, expert: ExpertShape, tokens: int, tuned: bool) -> Ints:
+    """One CPU expert for 0 to `tokens` tokens, [G+1]. Measured tables are of the tuned kernel."""
 
     def formula(tokens: Ints, active: Ints) -> NDArray[np.float64]:
         return np.outer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from oled.hardware import formulas
+from oled.hardware.costs import cpu_expert_ns
 from oled.hardware.profile import Profile
 from oled.hardware.shape import ExpertShape
 from oled.models.catalogue import ModelGeometry
@@ -17,9 +18,21 @@ def crossover(profile: Profile, expert: ExpertShape, tuned: bool, pinned: bool =
 
     0 where the copy always wins, 4096 where the CPU still wins there.
     """
-    tokens = np.arange(1, _MOST_TOKENS + 1)
-    cpu = formulas.cpu_expert(profile, expert, tokens, tuned) + profile.cpu_call.base
+    cpu = cpu_expert_ns(profile, expert, _MOST_TOKENS, tuned)[1:] + profile.cpu_call.base
     return int(np.count_nonzero(cpu < formulas.copy(profile, expert.bytes, pinned)))
+
+
+def crossovers(profile: Profile, model: ModelGeometry) -> str:
+    """Up to how many tokens of an expert the CPU is faster than a copy, for both kernels."""
+    expert = ExpertShape.of(model, model.top_k)
+    found = {kind: crossover(profile, expert, kind == "tuned") for kind in ("tuned", "torch")}
+    words = {
+        kind: f"up to {tokens} tokens" if tokens else "never" for kind, tokens in found.items()
+    }
+    return (
+        f"one expert of {model.name} is faster on the CPU than as a pinned copy "
+        f"{words['tuned']} (tuned kernel), {words['torch']} (PyTorch)"
+    )
 
 
 def describe(profile: Profile, model: ModelGeometry) -> str:
@@ -48,8 +61,4 @@ def describe(profile: Profile, model: ModelGeometry) -> str:
         f"one expert of {model.name}, {expert.bytes / 2**20:.1f} MiB:",
         *[f"  {what:26} {time / 1e3:8.1f} us" for what, time in times],
     ]
-    for kind in ("tuned", "torch"):
-        tokens = crossover(profile, expert, kind == "tuned")
-        verdict = f"up to {tokens} tokens an expert" if tokens else "never"
-        lines.append(f"  the {kind} CPU kernel beats a pinned copy: {verdict}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"  {crossovers(profile, model)}"])

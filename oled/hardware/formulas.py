@@ -118,20 +118,40 @@ def dense_layer(
     which makes long prefills expensive. Small kernels stay at their 16-token cost. Weights are
     bf16.
 
+    At the ends of a profile, what lies below the mini's point (constant, fewer weights, fewer keys)
+    is that of the whole profile, scaled with the point: a steeper attention at the same total would
+    otherwise make a slow machine fast for small models and short contexts.
+
     Args: params: weights of the layer's dense part. Returns: float64[forwards].
     """
-    mini, flash = profile.dense_layer_mini.base, profile.dense_layer_flash.base
-    per_param = (flash - mini) / (DENSE_PARAMS[1] - DENSE_PARAMS[0])
-    per_key = profile.attention_key.base
-    constant = max(0.0, mini - per_param * DENSE_PARAMS[0] - per_key * _REFERENCE_KEYS)
+    constant, per_param, per_key = _below_mini(profile)
+    beyond = profile.dense_layer_flash.base - profile.dense_layer_mini.base
+    beyond_per_param = beyond / (DENSE_PARAMS[1] - DENSE_PARAMS[0])
     flops_per_ns = profile.bf16_peak.base / _SECONDS
 
-    weights = np.maximum(params * per_param, 2 * params * tokens / flops_per_ns)
+    near, far = min(params, DENSE_PARAMS[0]), max(0, params - DENSE_PARAMS[0])
+    weights = np.maximum(
+        near * per_param + far * beyond_per_param, 2 * params * tokens / flops_per_ns
+    )
     keys = context + tokens
-    kv_ratio = _kv_bytes(model) / _kv_bytes(_MINI)
+    near_keys, far_keys = np.minimum(keys, _REFERENCE_KEYS), np.maximum(0, keys - _REFERENCE_KEYS)
+    read = (_kv_bytes(model) / _kv_bytes(_MINI)) * (
+        per_key * near_keys + profile.attention_key.base * far_keys
+    )
     pair_flops = 4 * model.num_heads * model.head_dim  # scores and weighted values
-    attention = np.maximum(per_key * kv_ratio * keys, pair_flops * tokens * keys / flops_per_ns)
+    attention = np.maximum(read, pair_flops * tokens * keys / flops_per_ns)
     return np.asarray(constant + weights + attention)
+
+
+def _below_mini(profile: Profile) -> tuple[float, float, float]:
+    """Constant, time of a weight and of a key up to the mini's point, ns."""
+    whole = profile.whole or profile
+    mini, flash = whole.dense_layer_mini.base, whole.dense_layer_flash.base
+    per_param = (flash - mini) / (DENSE_PARAMS[1] - DENSE_PARAMS[0])
+    per_key = whole.attention_key.base
+    constant = max(0.0, mini - per_param * DENSE_PARAMS[0] - per_key * _REFERENCE_KEYS)
+    scale = profile.dense_layer_mini.base / mini
+    return constant * scale, per_param * scale, per_key * scale
 
 
 def _kv_bytes(model: ModelGeometry) -> float:

@@ -77,6 +77,8 @@ class Profile:
     gpu_tables: tuple[MeasuredTable, ...] = ()
     cpu_tables: tuple[MeasuredTable, ...] = ()
 
+    whole: Profile | None = None  # whose end this is, see `at`
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
             raise UserError(
@@ -93,20 +95,25 @@ class Profile:
         return {name: getattr(self, name) for name in DIMENSIONS}
 
     def at(self, bound: Bound) -> Self:
-        """The profile with each number at its low, high, fast or slow end."""
+        """The profile with each number at its low, high, fast or slow end.
+
+        It remembers the whole one: what is computed as a difference of two numbers, such as the
+        constant of `formulas.dense_layer`, cannot be told from ends that need not occur together.
+        """
         ends: dict[str, Any] = {k: q.at(bound) for k, q in self.quantities().items()}
         return replace(
             self,
             name=self.name if bound == "value" else f"{self.name}@{bound}",
             gpu_tables=tuple(table.at(bound) for table in self.gpu_tables),
             cpu_tables=tuple(table.at(bound) for table in self.cpu_tables),
+            whole=self.whole or self,
             **ends,
         )
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> Self:
         """Read a profile; `where` (a file, or 'hardware') begins every message."""
-        names = [entry.name for entry in fields(cls)]
+        names = [entry.name for entry in fields(cls) if entry.name != "whole"]
         tables = ("gpu_tables", "cpu_tables")
         check_keys(data, names, optional=(*tables, "sources"), where=where)
         values: dict[str, Any] = {}

@@ -94,6 +94,27 @@ def test_more_work_never_costs_less(profile: str, model: Any) -> None:
         assert a.head_ns[0] <= b.head_ns[0]
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(
+    "model", ["tiny", "llada2_mini", "llada2_flash", "sdar_30b", "mixtral_8x7b"]
+)
+def test_a_slow_machine_is_slow_for_every_model_and_context(profile: str, model: str) -> None:
+    """Also below what the profile's points are of, where a steeper part means a lower rest."""
+    geometry, machine = model_geometry(model), load_profile(profile)
+    for tokens, context in ((16, 0), (16, 100), (16, 4000), (128, 0)):
+        ends = [
+            costs(geometry, machine.at(bound), tokens=tokens, context=context)
+            for bound in ("fast", "value", "slow")
+        ]
+        for a, b in pairwise(ends):
+            assert a.dense_ns[0] <= b.dense_ns[0]
+            assert a.head_ns[0] <= b.head_ns[0]
+            assert (a.gpu_ns <= b.gpu_ns).all()
+            assert (a.cpu_ns <= b.cpu_ns).all()
+            assert (a.copy_ns + a.copy_wake_ns <= b.copy_ns + b.copy_wake_ns).all()
+            assert (a.act_out_ns + a.act_back_ns <= b.act_out_ns + b.act_back_ns).all()
+
+
 SPLIT_TABLES = [
     costs(model, load_profile(profile).at(bound), runtime, most=512)
     for profile, bound, model, runtime in (

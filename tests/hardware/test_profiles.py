@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,42 @@ def test_a_profile_file_holds_every_number_and_its_own_name(name: str) -> None:
     assert profile.name == name
     assert profile.moe_eff.base <= profile.gpu_mem.base
     assert profile.copy_queued.base <= profile.copy_isolated.base
+
+
+NOTES = Path(__file__).parents[3] / "shared/data/hardware/public/profiles.csv"
+TAGS = {"M": "measured", "V": "vendor", "D": "derived", "A": "assumed"}
+IN_NOTES = {
+    "rtx5090+xeon8470q_socket": "rtx5090_xeon8470q",
+    "rtx5090+xeon8470q_25cpu_container": "rtx5090_xeon8470q_25cpu",
+    "a100_pcie80+milan_or_icelake": "a100_pcie",
+    "rtx4090+desktop_ddr5": "rtx4090_desktop",
+    "h100_sxm+spr": "h100_sxm",
+    "h100_pcie+spr": "h100_pcie",
+    "h200_sxm+spr_or_emr": "h200",
+    "rtx_pro_6000+server": "rtx_pro_6000",
+    "laptop_rtx4060_4070+ddr5": "laptop_x8",
+    "rtx3090+epyc_or_desktop": "rtx3090",
+}
+FITS = ("moe_eff", "moe_t0")  # the notes call fits of measured tables measured
+
+
+@pytest.mark.skipif(not NOTES.exists(), reason=f"no {NOTES}: the public data are not here")
+def test_the_pairs_hold_the_numbers_of_the_notes() -> None:
+    """Value, spread and unit; of two tags in the notes the weaker one."""
+    lines = [line for line in NOTES.read_text().splitlines() if not line.startswith("#")]
+    seen = set()
+    for row in csv.DictReader(lines):
+        name = IN_NOTES[row["pair"]]
+        seen.add(name)
+        number = numbers("hardware", name)[row["field"]]
+        assert [float(row[k]) for k in ("value", "low", "high")] == [
+            number[k] for k in ("value", "low", "high")
+        ], (name, row["field"])
+        assert row["unit"] == number["unit"], (name, row["field"])
+        tag = TAGS[row["tag"][-1]]
+        fit = row["field"] in FITS and tag == "measured"
+        assert number["tag"] == ("derived" if fit else tag), (name, row["field"])
+    assert seen == PAIRS
 
 
 @pytest.mark.parametrize("bound", ["low", "high", "fast", "slow"])
@@ -203,5 +240,5 @@ def test_the_description_says_every_number_and_the_crossover(name: str) -> None:
     for field in DIMENSIONS:
         assert field in text
     verdict = "never" if name == "emulated" else "up to"  # its copies are copies in memory
-    assert f"the tuned CPU kernel beats a pinned copy: {verdict}" in text
-    assert "the torch CPU kernel beats a pinned copy: " in text
+    assert f"is faster on the CPU than as a pinned copy {verdict}" in text
+    assert text.endswith("(PyTorch)")
