@@ -10,47 +10,36 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from oled.errors import UserError
 from oled.live.executor import Executor
 from oled.live.steplog import StepLog
 from oled.policies.interface import At
 from oled.record.decode import Pass
+from oled.record.dispatch import dispatched, experts_of
 from oled.record.modules import MoeLayer
 
 
 class Offloaded:
-    """A context in which the model's routed experts are computed by `executor`.
+    """A context in which a model's routed experts are computed by `executor`.
 
     `announce` must be called with each pass before it runs and `finish` after it.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, layers: Sequence[MoeLayer], executor: Executor, log: StepLog
-    ) -> None:
-        for entry in layers:
-            for place in entry.places:
-                place.plain_forward()  # refuses what does not go through the dispatcher
+    def __init__(self, layers: Sequence[MoeLayer], executor: Executor, log: StepLog) -> None:
         self.executor = executor
         self.log = log
-        self._model = model
+        self._layers = layers
         self._rows: dict[nn.Module, int] = {
-            place.experts: i for i, entry in enumerate(layers) for place in entry.places
+            experts: i for i, entry in enumerate(layers) for experts in experts_of([entry])
         }
         self._next = 0
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
-        name = f"oled_live_{id(self):x}"
         with ExitStack() as undo:
             undo.enter_context(self.executor)
-            ALL_EXPERTS_FUNCTIONS[name] = self._on_experts
-            undo.callback(ALL_EXPERTS_FUNCTIONS.pop, name)
-            before = self._model.get_experts_implementation()
-            undo.callback(self._model.set_experts_implementation, before)
-            self._model.set_experts_implementation(name)
+            undo.enter_context(dispatched(self._layers, self._on_experts))
             self._undo = undo.pop_all()
         return self
 

@@ -160,7 +160,7 @@ def live_run(
     passes: list[Pass] = []
     times: list[int] = []
     texts = []
-    with Offloaded(loaded.model, layers, executor, log) as live:
+    with Offloaded(layers, executor, log) as live:
         for request in tqdm(requests, unit="prompt", disable=None):
             before, first = time.perf_counter_ns(), len(passes)
             for done in decoding.decode(loaded.model, [request], live.announce):

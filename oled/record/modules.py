@@ -75,7 +75,9 @@ def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
             continue
         block = dict(model.get_submodule(name.rpartition(".")[0]).named_children())
         router = next((block[key] for key in _ROUTER_NAMES if key in block), None)
-        found.setdefault(_layer_id(name), []).append(Place(name, module, router))
+        place = Place(name, module, router)
+        place.plain_forward()  # refuses what does not go through the dispatcher
+        found.setdefault(_layer_id(name), []).append(place)
     for layer, places in found.items():
         _refuse_strangers(layer, places)
     return tuple(MoeLayer(layer, tuple(found[layer])) for layer in sorted(found))

@@ -20,6 +20,8 @@ from oled.record.loading import LoadedModel
 from oled.record.modules import geometry_of
 from oled.record.prompts import Prompt
 from oled.record.recorder import Recorder
+from oled.reroute import Reroute
+from oled.reroute.trace import RULE
 from oled.trace.manifest import Manifest
 
 _DECODING = {
@@ -38,6 +40,7 @@ def manifest_of(
     batch_size: int,
     chat: bool,
     seed: int,
+    rule: Reroute | None,
 ) -> Manifest:
     """Everything that is known before the first pass; `decode` has its token ids."""
     model, tokenizer = loaded.model, loaded.tokenizer
@@ -70,6 +73,7 @@ def manifest_of(
             "next_gate_horizons": recorder.horizons,
             "router_scores": recorder.score_width,
             "score_kind": family.scoring,
+            RULE: None if rule is None else rule.describe(),
         },
     )
 

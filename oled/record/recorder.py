@@ -17,15 +17,15 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from oled.errors import UserError
 from oled.record.capture import Capture, Staging
-from oled.record.families import Scoring, read_family
+from oled.record.dispatch import ExpertsFunction, current_functions, dispatched, experts_of
+from oled.record.families import read_family
 from oled.record.modules import Place, moe_layers
+from oled.record.scores import router_scores
 
 SUM_TOLERANCE = 0.01  # relative; bf16 rows were seen to add up to 0.9975 .. 1.0024
-_SELECTION_BIAS = ("e_score_correction_bias", "expert_bias")
 
 
 class Recorder:
@@ -41,18 +41,13 @@ class Recorder:
         if not self.layers:
             raise UserError(f"{type(model).__name__} has no routed experts: nothing to record")
         self.family = read_family(model.config)
-        self._model = model
         self.horizons = min(horizons, len(self.layers) - 1)
         self.score_width = min(score_width, *(entry.num_experts for entry in self.layers))
         self._stacks = self._find_routers() if score_width or horizons else []
         self._rows = {
-            place.experts: row for row, entry in enumerate(self.layers) for place in entry.places
+            experts: row for row, entry in enumerate(self.layers) for experts in experts_of([entry])
         }
-        # below the dispatcher; refuses at once what does not go through it
-        self._plain = {
-            place.experts: place.plain_forward() for entry in self.layers for place in entry.places
-        }
-        self._delegates: dict[nn.Module, Callable[..., Tensor]] = {}
+        self._delegates: dict[nn.Module, ExpertsFunction] = {}
         self._staging = Staging(len(self.layers))
         self._tokens = 0
         self._reset()
@@ -60,19 +55,9 @@ class Recorder:
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
-        name = f"oled_record_{id(self):x}"
         with ExitStack() as undo:
-            for experts, plain in self._plain.items():
-                config: Any = experts.config
-                self._delegates[experts] = ALL_EXPERTS_FUNCTIONS.get_interface(
-                    config._experts_implementation, plain
-                )
-            ALL_EXPERTS_FUNCTIONS[name] = self._on_experts
-            undo.callback(ALL_EXPERTS_FUNCTIONS.pop, name)
-            undo.callback(
-                self._model.set_experts_implementation, self._model.get_experts_implementation()
-            )
-            self._model.set_experts_implementation(name)
+            self._delegates = current_functions(self.layers)
+            undo.enter_context(dispatched(self.layers, self._on_experts))
             for stack in self._stacks:
                 for row, router in enumerate(stack):
                     hook = self._router_hook(stack, row)
@@ -165,20 +150,11 @@ class Recorder:
 
     def _put_scores(self, router: nn.Module, row: int, logits: Tensor) -> None:
         """The m best of logits [N, E], by the score that selects."""
-        match self.family.scoring:
-            case Scoring.SIGMOID:
-                values = logits.float().sigmoid()
-            case Scoring.PROBABILITIES:
-                values = logits.float()
-            case _:
-                values = logits.float().softmax(-1)
-        buffers = dict(router.named_buffers(recurse=False))
-        bias = next((buffers[key] for key in _SELECTION_BIAS if key in buffers), None)
-        chosen_by = values if bias is None else values + bias
-        best, ids = chosen_by.topk(self.score_width, dim=-1)
+        values, biased = router_scores(self.family.scoring, router, logits)
+        best, ids = (values if biased is None else biased).topk(self.score_width, dim=-1)
         self._staging.put("score_ids", row, ids)
         self._staging.put("score_values", row, values.gather(-1, ids))
-        if bias is not None:
+        if biased is not None:
             self._staging.put("score_biased", row, best)
 
     def _read(self, tokens: int) -> Capture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,15 @@ from transformers import PreTrainedModel
 
 from oled.errors import UserError
 from oled.record.decode import Decoding, Pass, Request
+from oled.record.decode.batch import unheard
 from oled.record.loading import LoadedModel
 from oled.record.overhead import hook_overhead
 from oled.record.prompts import Prompt, tokenize, uses_template
 from oled.record.provenance import manifest_of
 from oled.record.recorder import Recorder
 from oled.record.records import forward_records
+from oled.record.rerouting import Rerouting
+from oled.reroute import Reroute, RouteChange
 from oled.trace.writer import ROWS_PER_PART, TraceWriter
 
 SMALL_MODEL = 50_000_000  # parameters
@@ -36,6 +39,7 @@ class RecordReport:
     seconds: float  # decoding and recording, without the calibration
     hook_fraction: float  # hooks, copies and building records, calibrated
     write_fraction: float  # handing records to the writer, measured
+    change: RouteChange | None = None  # what a route-changing rule did
 
     @property
     def overhead_fraction(self) -> float:
@@ -43,11 +47,12 @@ class RecordReport:
         return self.hook_fraction + self.write_fraction
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{self.path}: {self.tokens} tokens of {self.requests} prompts in {self.forwards} "
             f"forwards, {self.seconds:.1f} s; recording added {self.overhead_fraction:.1%} "
             f"(hooks {self.hook_fraction:.1%}, writing {self.write_fraction:.1%})"
         )
+        return text if self.change is None else f"{text}\n{self.change}"
 
 
 @dataclass(slots=True)
@@ -91,6 +96,7 @@ def record(
     score_width: int = 0,
     chat: bool | None = None,
     seed: int = 0,
+    reroute: Reroute | None = None,
     rows_per_part: int = ROWS_PER_PART,
 ) -> RecordReport:
     """Decode the prompts and write the routing of every pass to the folder `out`.
@@ -98,7 +104,8 @@ def record(
     `horizons` H records next-gate predictions 1..H MoE layers ahead, `score_width` m the m best
     router scores of each token; 0 leaves them out. `chat` is whether prompts go through the chat
     template, None: where the tokenizer has one. What is drawn at random for request i starts from
-    `seed` + i. A failure leaves a partial trace.
+    `seed` + i. Under `reroute` the model follows that rule, and the trace holds the changed routes.
+    A failure leaves a partial trace.
     """
     if batch_size < 1:
         raise UserError(f"batch_size is {batch_size}; it must be at least 1")
@@ -115,13 +122,17 @@ def record(
         batch_size=batch_size,
         chat=uses_template(loaded.tokenizer, chat),
         seed=seed,
+        rule=reroute,
     )
+    rerouting = None if reroute is None else Rerouting(loaded.model, reroute)
+    announce = unheard if rerouting is None else rerouting.announce
     tally = _Tally()
     with _threads_for(loaded), TraceWriter(out, manifest, rows_per_part=rows_per_part) as writer:
         hooks = hook_overhead(loaded.model, settings, batches[0], recorder)
-        with recorder, tqdm(total=len(requests), unit="prompt", disable=None) as bar:
+        bar = tqdm(total=len(requests), unit="prompt", disable=None)
+        with rerouting or nullcontext(), recorder, bar:
             for batch in batches:
-                tally.decode(settings.decode(loaded.model, batch), recorder, writer)
+                tally.decode(settings.decode(loaded.model, batch, announce), recorder, writer)
                 bar.update(len(batch))
         tally.close(writer)
     plain = (tally.seconds - tally.write_seconds) / (1 + hooks)
@@ -133,6 +144,7 @@ def record(
         seconds=tally.seconds,
         hook_fraction=hooks,
         write_fraction=tally.write_seconds / plain,
+        change=None if rerouting is None else rerouting.change,
     )
 
 

@@ -128,12 +128,12 @@ def test_paced_decoding_is_the_same(tiny, reference):
     assert (run.forward_ns > 0).all()
 
 
-@pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize("family", sorted(set(CONFIGS) - {"diffusion_gemma"}))
 def test_every_family_with_fused_experts_runs(family, tokenizer):  # noqa: F811
     prompts = [plain_prompt("one, two, three"), plain_prompt("a longer prompt of many bytes")]
     how = (
         BlockDiffusion(block_length=8, max_new_tokens=24, threshold=0.5)
-        if family == "llada2_moe"
+        if family in ("llada2_moe", "sdar_moe")
         else Autoregressive(max_new_tokens=12, eos_ids=())
     )
     model = LoadedModel(family, build(family), tokenizer, torch.float32)
@@ -155,6 +155,11 @@ def test_experts_that_compute_something_else_are_refused(tokenizer):  # noqa: F8
         entry.experts.act_fn = torch.nn.GELU()
     with pytest.raises(UserError, match="computes something else than the gated layer"):
         take_experts(moe_layers(model))
+
+
+def test_another_activation_is_refused():
+    with pytest.raises(UserError, match="DiffusionGemmaTextExperts computes something else"):
+        take_experts(moe_layers(build("diffusion_gemma")))
 
 
 def test_half_precision_is_refused():
