@@ -74,6 +74,9 @@ class Ahead(Protocol):
 class Backend(Protocol):
     """Opened and closed as a context by the executor."""
 
+    now: int  # the actual end of the last section or step, ns
+    entries: list[tuple[int, ...]]  # as in `oled.sim.timeline.Timeline`
+
     def open(self, ahead: Ahead | None) -> None:
         """`ahead`: None where nothing is ever copied ahead."""
 
@@ -97,6 +100,11 @@ class Backend(Protocol):
 
     def note(self, kind: int, forward: int, layer: int, item: int) -> None:
         """An entry of the timeline that takes no time, at the present moment."""
+
+    def take(self) -> tuple[int, Ints]:
+        """Since the last call: the worst lateness against a deadline of its own, and the work of
+        each lane (`oled.sim.lanes` GPU, H2D, D2H, CPU), i64[4]; nanoseconds.
+        """
 
     def wake(self) -> None:
         """There may be something to copy ahead."""

@@ -37,17 +37,13 @@ class Emulated(Lanes[int]):
     """`costs` are the nominal times. A mark is the actual time, ns."""
 
     def __init__(self, store: HostStore, slots: int, costs: Costs, *, paced: bool) -> None:
-        super().__init__()
+        super().__init__(paced)
         self.store = store
         self.costs = costs
-        self.paced = paced
-        self.now = 0  # the actual end of the last section or step
-        self.entries: list[tuple[int, ...]] = []  # as in `oled.sim.timeline.Timeline`
         self._given = np.zeros(4, np.int64)  # nominal work by lane: `oled.sim.lanes` GPU, H2D, ...
         self._device = np.zeros((max(1, slots), store.form.size), np.float32)
         self._y = np.zeros((0, store.form.hidden), np.float32)  # outputs of all pairs
         self._gated = {name: np.zeros(store.form.width, np.float32) for name in (GPU, CPU)}
-        self._host = Pacer(paced)
         self._pacers = {name: Pacer(paced) for name in (GPU, LINK, CPU)}
         self._free_at = dict.fromkeys((GPU, LINK), 0)  # last nominal ends
         self._rivals = dict(zip((LINK, CPU), Rival.pair(costs.contention_ppm), strict=True))
@@ -87,20 +83,12 @@ class Emulated(Lanes[int]):
         adopted: Floats = np.ascontiguousarray(values, np.float32)
         return adopted
 
-    def host(self, kind: int, nominal_ns: int, forward: int, layer: int) -> None:
-        begin, self.now = self.now, self._host.until(self.now + nominal_ns)
-        if nominal_ns:
-            self.entries.append((kind, begin, self.now, forward, layer, 0))
-
     def start(self) -> None:
         self.now = time.perf_counter_ns()
 
     def catch_up(self, forward: int, layer: int) -> None:
         begin, self.now = self.now, time.perf_counter_ns()
         self.entries.append((ln.LOG_DENSE, begin, self.now, forward, layer, 0))
-
-    def note(self, kind: int, forward: int, layer: int, item: int) -> None:
-        self.entries.append((kind, self.now, self.now, forward, layer, item))
 
     def wake(self) -> None:
         self._woken = self.now

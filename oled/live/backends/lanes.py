@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from oled.live.backends import Ahead, LaneError, LayerWork, Piece
+from oled.live.backends.pacing import Pacer
 from oled.live.kernels import Ints
 
 SILENCE_S = 60.0  # without an answer of any lane
@@ -36,9 +37,16 @@ class StoppedError(Exception):
 
 
 class Lanes(ABC, Generic[Mark]):
-    """Runs layer-steps; the abstract methods are the device's."""
+    """Runs layer-steps; the abstract methods are the device's.
 
-    def __init__(self) -> None:
+    `paced`: what the host does between two steps lasts as long as it says.
+    """
+
+    def __init__(self, paced: bool) -> None:
+        self.paced = paced
+        self.now = 0  # the actual end of the last section or step
+        self.entries: list[tuple[int, ...]] = []  # as in `oled.sim.timeline.Timeline`
+        self._host = Pacer(paced)
         self._jobs: dict[str, SimpleQueue[LayerWork | str | None]] = {}
         self._done: SimpleQueue[tuple[str, Mark | None, BaseException | None]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -86,6 +94,18 @@ class Lanes(ABC, Generic[Mark]):
     @abstractmethod
     def end(self, work: LayerWork, marks: list[Mark]) -> Any:
         """The step ends with these marks of its lanes; its outputs [T, H]."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """See `Backend.start`."""
+
+    def host(self, kind: int, nominal_ns: int, forward: int, layer: int) -> None:
+        begin, self.now = self.now, self._host.until(self.now + nominal_ns)
+        if nominal_ns:
+            self.entries.append((kind, begin, self.now, forward, layer, 0))
+
+    def note(self, kind: int, forward: int, layer: int, item: int) -> None:
+        self.entries.append((kind, self.now, self.now, forward, layer, item))
 
     def enter_lane(self, name: str) -> None:
         """Called in a lane's thread before its first job."""

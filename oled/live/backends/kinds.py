@@ -1,0 +1,70 @@
+"""The backends by name: what memory they have, which numbers they compute in, how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oled.errors import UserError, nearest
+from oled.live.backends import Backend
+from oled.live.backends.emulated import Emulated
+from oled.live.store import HostStore, Preflight, free_host_memory
+from oled.policies.interface import Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A backend that can be run here."""
+
+    name: str
+    device: str  # where a model's other layers run, in torch's words
+    numbers: tuple[str, ...]  # of weights that it computes with; the first is its own choice
+    tolerance: float  # of outputs with experts on the CPU, as a share of the largest; 0: bitwise
+    keeps_time: bool  # its lanes last as long as a profile says, not as long as they last
+    pins: bool
+    device_free: Callable[[], int | None]  # bytes; None where the device's memory is the host's
+    make: Callable[[HostStore, int, Costs, bool], Backend]  # store, slots, costs, paced
+
+    def preflight(
+        self, store: int, slots: int, *, building: int = 0, replaced: int = 0, beside: int = 0
+    ) -> Preflight:
+        """What a run needs and what there is; bytes. `slots`: of all slots."""
+        return Preflight(
+            store=store,
+            pinned=store if self.pins else 0,
+            device=slots,
+            building=building,
+            host_free=free_host_memory(),
+            device_free=self.device_free(),
+            replaced=replaced,
+            beside=beside if self.pins else 0,
+        )
+
+
+def _emulated(store: HostStore, slots: int, costs: Costs, paced: bool) -> Backend:
+    return Emulated(store, slots, costs, paced=paced)
+
+
+EMULATED = Kind(
+    name="emulated",
+    device="cpu",
+    numbers=("float32",),
+    tolerance=0.0,
+    keeps_time=True,
+    pins=False,
+    device_free=lambda: None,
+    make=_emulated,
+)
+NAMES = ("emulated", "cuda")
+
+
+def backend_kind(name: str) -> Kind:
+    """The backend of this name; one that this machine can not run is refused."""
+    if name == EMULATED.name:
+        return EMULATED
+    if name not in NAMES:
+        raise UserError(f"backend={name} is not known; {nearest(name, NAMES)}")
+    from oled.live.backends.cuda import cuda_kind
+    from oled.live.backends.device import CudaDevice
+
+    return cuda_kind(CudaDevice())
