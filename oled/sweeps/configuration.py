@@ -16,7 +16,8 @@ from oled.hardware import Profile, Runtime, load_profile
 from oled.hardware.files import read_named
 from oled.hardware.quantity import Bound
 from oled.hardware.runtime import load_runtime
-from oled.policies.composition import Composition, load_composition, make_importable
+from oled.policies.composition import Composition, load_composition
+from oled.policies.files import make_importable
 from oled.sim.settings import Settings
 from oled.trace.synthetic import Synthetic
 
@@ -45,6 +46,8 @@ OPEN = ("policy", "hardware", "runtime", "trace")
 BOUNDS: tuple[Bound, ...] = ("low", "high", "fast", "slow")
 OF_POLICY = ("policy", "calibration")
 """Groups that the references of a result do not depend on."""
+OF_MACHINE = ("hardware", "runtime", "cost")
+"""Groups that most decisions do not depend on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,7 +147,14 @@ class Configuration:
 
     def without_policy(self) -> tuple[tuple[str, Any], ...]:
         """Equal for configurations that share their references."""
-        return tuple(sorted((k, v) for k, v in self.given if k.partition(".")[0] not in OF_POLICY))
+        return self._without(OF_POLICY)
+
+    def without_machine(self) -> tuple[tuple[str, Any], ...]:
+        """Equal for configurations that differ in policies and machines only."""
+        return self._without(OF_POLICY + OF_MACHINE)
+
+    def _without(self, groups: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
+        return tuple(sorted((k, v) for k, v in self.given if k.partition(".")[0] not in groups))
 
     def _mapping(self, group: str, source: str) -> dict[str, Any]:
         """The group's file with the given values set in it."""

@@ -94,18 +94,28 @@ def _common(points: list[Configuration]) -> dict[str, Any]:
 def _computed(
     points: list[Configuration], workers: Workers, *, done: int
 ) -> Iterator[tuple[Configuration, Row]]:
-    """Rows as they come; configurations that share their references are computed together."""
-    groups: dict[Any, list[Configuration]] = {}
-    for point in points:
-        groups.setdefault(point.without_policy(), []).append(point)
+    """Rows as they come."""
+    groups = _groups(points)
     with (
         tqdm(total=done + len(points), initial=done, unit="run", disable=None) as bar,
         workers.ready(),
     ):
         how = "generator_unordered" if workers.streams else "list"
-        for group in Parallel(return_as=how)(delayed(simulate_all)(g) for g in groups.values()):
+        for group in Parallel(return_as=how)(delayed(simulate_all)(g) for g in groups):
             bar.update(len(group))
             yield from group
+
+
+def _groups(points: list[Configuration]) -> list[list[Configuration]]:
+    """Configurations that share their references, to be computed together; groups that differ in
+    their machine only stand side by side, since a worker knows the decisions that it made last."""
+    groups: dict[Any, list[Configuration]] = {}
+    for point in points:
+        groups.setdefault(point.without_policy(), []).append(point)
+    near: dict[Any, list[list[Configuration]]] = {}
+    for group in groups.values():
+        near.setdefault(group[0].without_machine(), []).append(group)
+    return [group for side_by_side in near.values() for group in side_by_side]
 
 
 def simulate_all(points: list[Configuration]) -> list[tuple[Configuration, Row]]:

@@ -11,6 +11,7 @@ import pytest
 
 from oled import results, simulate
 from oled.errors import UserError
+from oled.sim import again
 from oled.sweeps import Configuration, Workers, product, run, sweep
 from oled.sweeps.journal import DECLARATION, ROWS
 
@@ -86,6 +87,26 @@ def test_a_row_is_the_simulation() -> None:
     assert first["provenance.trace_hash"] == alone.metrics["provenance"]["trace_hash"]
     assert first["hardware.h2d_pinned"] == "20 GB/s"
     assert first["provenance.versions.numpy"]
+
+
+def test_decisions_that_no_link_changes_are_made_once(monkeypatch) -> None:
+    axes = {"policy": ["lru", "oled"], "hardware.h2d_pinned": ["20 GB/s", "40 GB/s"]}
+    table = sweep(axes, base={"cost.geometry": "llada2_mini"}, workers=HERE)
+    run._subject.cache_clear()
+    monkeypatch.setattr(again, "repeatable", lambda composition: False)
+    anew = sweep(axes, base={"cost.geometry": "llada2_mini"}, workers=HERE)
+    run._subject.cache_clear()
+    pd.testing.assert_frame_equal(table.drop(columns="wall_s"), anew.drop(columns="wall_s"))
+
+
+def test_machines_stand_side_by_side() -> None:
+    points = product(
+        {"hardware.h2d_pinned": [8, 16], "cache.slots": [8, 12], "policy": ["lru", "lfu"]}
+    )
+    groups = run._groups(points)
+    assert [[point.value("policy") for point in group] for group in groups] == [["lru", "lfu"]] * 4
+    places = [(g[0].value("cache.slots"), g[0].inside("hardware")["h2d_pinned"]) for g in groups]
+    assert places == [(8, 8), (8, 16), (12, 8), (12, 16)]
 
 
 def test_the_ends_of_a_profile() -> None:
