@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
-from oled.live.kernels import Ints
+from oled.live.kernels import Floats, Ints
 
 
 class LaneError(UserError):
@@ -109,11 +109,17 @@ class Backend(Protocol):
     def wake(self) -> None:
         """There may be something to copy ahead."""
 
+    def settle(self) -> None:
+        """Returns when it is known what has crossed by now."""
+
     def drain(self) -> None:
         """Returns when nothing is on the link; nothing is copied ahead until `wake`."""
 
     def adopt(self, values: Any) -> Any:
         """An array of the host, or a tensor, as the lanes compute with it."""
+
+    def read(self, values: Any) -> Floats:
+        """What `run` gave, on the host and in float32, once it is computed."""
 
     def run(self, work: LayerWork) -> Any:
         """The outputs [T, H], as `adopt` gives; returns when all lanes have done their part."""

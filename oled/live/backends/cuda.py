@@ -28,7 +28,7 @@ from oled.live.backends.kinds import Kind
 from oled.live.backends.lanes import CPU, Lanes
 from oled.live.backends.products import DTYPES
 from oled.live.backends.room import Room
-from oled.live.kernels import Ints
+from oled.live.kernels import Floats, Ints
 from oled.live.store import HostStore
 from oled.policies.interface import Costs
 from oled.sim import lanes as ln
@@ -135,6 +135,11 @@ class Cuda(Lanes[Event]):
         self._computing.put(lambda: adopted.copy_(given))
         return adopted
 
+    def read(self, values: Tensor) -> Floats:
+        self._computing.mark().wait()
+        read: Floats = values.float().cpu().numpy()
+        return read
+
     def start(self) -> None:
         self._device.synchronize()
         self.now = time.perf_counter_ns()
@@ -231,11 +236,9 @@ class Cuda(Lanes[Event]):
     def copy_back(self, work: LayerWork, slot: int, row: int, cause: Event) -> Event:
         stream, source, target = self._outward, self._slots[slot], self._experts[row]
         stream.wait(cause)
-        if slot in self._landed:
-            stream.wait(self._landed[slot])
         begin = stream.mark()
         stream.put(lambda: target.copy_(source, non_blocking=True))
-        ended = self._used[slot] = stream.mark()
+        ended = stream.mark()
         expert = row - int(self.store.first[work.layer])
         self._log.add(ln.LOG_BACK, begin, ended, (work.forward, work.layer), expert)
         return ended
@@ -255,7 +258,6 @@ class Cuda(Lanes[Event]):
         self._worker.compute(experts, counts, x, y)
         ended = time.perf_counter_ns()
         self.entries.append((ln.LOG_CPU, began, ended, *where, len(counts)))
-        self._inward.wait(cause)
         self._inward.put(room.outputs_in(first[0], sum(counts)))
         return self._inward.mark()
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from oled.live.backends import Ahead, LayerWork, Piece
 from oled.live.backends.lanes import CPU, GPU, LINK, Lanes
-from oled.live.backends.pacing import Pacer, Rival, no_timer_slack
+from oled.live.backends.pacing import Job, Pacer, Rival, no_timer_slack
 from oled.live.kernels import Floats, Ints, combine, compute, copy_poisoned, warm
 from oled.live.store import HostStore
 from oled.policies.interface import Costs
@@ -48,6 +48,7 @@ class Emulated(Lanes[int]):
         self._free_at = dict.fromkeys((GPU, LINK), 0)  # last nominal ends
         self._rivals = dict(zip((LINK, CPU), Rival.pair(costs.contention_ppm), strict=True))
         self._woken = 0  # since when there may be something to copy ahead
+        self._fetching: Job | None = None
         self._restore: tuple[float, bool] | None = None
 
     def open(self, ahead: Ahead | None) -> None:
@@ -74,7 +75,9 @@ class Emulated(Lanes[int]):
         if self.paced:
             no_timer_slack()
             if name in _NICE:
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE[name])
+                this = threading.get_native_id()
+                nice = os.getpriority(os.PRIO_PROCESS, this) + _NICE[name]
+                os.setpriority(os.PRIO_PROCESS, this, nice)
 
     def place(self, row: int, slot: int) -> None:
         self._device[slot] = self.store.block[row]
@@ -82,6 +85,9 @@ class Emulated(Lanes[int]):
     def adopt(self, values: Any) -> Floats:
         adopted: Floats = np.ascontiguousarray(values, np.float32)
         return adopted
+
+    def read(self, values: Floats) -> Floats:
+        return values
 
     def start(self) -> None:
         self.now = time.perf_counter_ns()
@@ -152,7 +158,7 @@ class Emulated(Lanes[int]):
         source = self.store.block[row]
         copy_poisoned(source, target)
         nominal = int(self.costs.copy_ns[self.costs.layer_class[work.layer]])
-        begin, ended = self._cross(max(work.begin, vacant), nominal)
+        begin, ended = self._cross(self._crossing(max(work.begin, vacant), nominal))
         target[0] = source[0]
         expert = row - int(self.store.first[work.layer])
         self._log(ln.LOG_COPY, begin, ended, work, expert)
@@ -161,22 +167,34 @@ class Emulated(Lanes[int]):
     def fetch(self, piece: Piece) -> int:
         source, target = self.store.block[piece.row], self._device[piece.slot]
         copy_poisoned(source[: piece.last], target[: piece.last], piece.first)
-        begin, ended = self._cross(self._woken, piece.nominal_ns)
+        self._fetching = self._crossing(self._woken, piece.nominal_ns)
+        begin, ended = self._cross(self._fetching)
         if piece.last == source.size:
             target[0] = source[0]
         expert = piece.row - int(self.store.first[piece.layer])
         self.entries.append((ln.LOG_PREFETCH, begin, ended, piece.forward, piece.layer, expert))
         return ended
 
-    def _cross(self, cause: int, nominal_ns: int) -> tuple[int, int]:
-        """The link is busy with a copy; begin and actual end."""
+    def fetched(self) -> None:
+        self._fetching = None
+
+    def settle(self) -> None:
+        now = self.now
+        while (job := self._fetching) is not None and job.earliest_end(now) <= now:
+            time.sleep(0)  # the link's thread is about to say so
+
+    def _crossing(self, cause: int, nominal_ns: int) -> Job:
+        """The link begins a copy."""
         free_at = self._free_at[LINK]
         start = max(free_at, cause)
         nominal_ns += self.costs.copy_wake_ns if start > free_at else 0
-        job = self._rivals[LINK].begin(start, nominal_ns)
+        return self._rivals[LINK].begin(start, nominal_ns)
+
+    def _cross(self, job: Job) -> tuple[int, int]:
+        """Begin and actual end of a copy."""
         ended, self._free_at[LINK] = self._pacers[LINK].finish(job)
-        self._given[ln.H2D] += self._free_at[LINK] - start
-        return start, ended
+        self._given[ln.H2D] += self._free_at[LINK] - job.start_ns
+        return job.start_ns, ended
 
     def copy_back(self, work: LayerWork, slot: int, row: int, cause: int) -> int:
         self.store.block[row] = self._device[slot]

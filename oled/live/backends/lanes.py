@@ -110,6 +110,12 @@ class Lanes(ABC, Generic[Mark]):
     def enter_lane(self, name: str) -> None:
         """Called in a lane's thread before its first job."""
 
+    def fetched(self) -> None:
+        """It is known that the piece has crossed."""
+
+    def settle(self) -> None:
+        """See `Backend.settle`; what a device can not tell at once it may learn later."""
+
     def vacated(self, mark: Mark) -> None:
         """A slot falls free at `mark` while a step runs: the link may copy ahead into it."""
         self.wake()
@@ -204,6 +210,7 @@ class Lanes(ABC, Generic[Mark]):
         """The link, while nobody wants it."""
         while jobs.empty() and (piece := ahead.next()) is not None:
             ahead.crossed(self.fetch(piece))
+            self.fetched()
 
     def _compute(self, work: LayerWork) -> Mark:
         """The GPU: hits as one group, then whenever it is free all that have landed."""
