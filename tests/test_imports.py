@@ -10,8 +10,16 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "oled"
 
 FORBIDDEN = {  # folder or module of oled: what it never imports
-    "policies": ("torch", "transformers", "oled.sim", "oled.live", "oled.validate"),
-    "sim": ("torch", "transformers", "oled.live", "oled.validate"),
+    "policies": (
+        "torch",
+        "transformers",
+        "oled.sim",
+        "oled.parallel",
+        "oled.live",
+        "oled.validate",
+    ),
+    "sim": ("torch", "transformers", "oled.parallel", "oled.live", "oled.validate"),
+    "parallel": ("torch", "transformers", "oled.live", "oled.validate", "oled.record"),
     "trace": ("torch", "transformers", "oled.policies", "oled.sim", "oled.live", "oled.record"),
     "hardware": ("torch", "transformers", "oled.policies", "oled.sim", "oled.live"),
     "reroute": (

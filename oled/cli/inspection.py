@@ -74,9 +74,11 @@ def _stats(arguments: Arguments) -> int:
 
 
 def _policies() -> list[tuple[str, ...]]:
+    from oled.parallel.system import list_systems
     from oled.policies.composition import list_compositions
 
-    return [(name, text, "; ".join(needs)) for name, text, needs in list_compositions()]
+    of_one_gpu = [(name, text, "; ".join(needs)) for name, text, needs in list_compositions()]
+    return [*of_one_gpu, *((name, text, "topology=NAME") for name, text in list_systems())]
 
 
 def _hardware() -> list[tuple[str, ...]]:
@@ -93,6 +95,12 @@ def _runtimes() -> list[tuple[str, ...]]:
     from oled.hardware.runtime import list_runtimes
 
     return [*list_runtimes()]
+
+
+def _topologies() -> list[tuple[str, ...]]:
+    from oled.parallel.topology import list_topologies
+
+    return [*list_topologies()]
 
 
 def _models() -> list[tuple[str, ...]]:
@@ -140,6 +148,7 @@ LISTS: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
     "policies": _policies,
     "hardware": _hardware,
     "runtimes": _runtimes,
+    "topologies": _topologies,
     "models": _models,
     "traces": _traces,
     "plots": _figure_list,

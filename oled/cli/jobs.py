@@ -20,8 +20,14 @@ Job = Callable[[Values, Path, bool], str]
 
 if TYPE_CHECKING:
     from oled.record import Decoding, LoadedModel
+    from oled.reroute import Reroute
     from oled.sim.subject import Subject
+    from oled.trace import Trace
+    from oled.trace.stages import Cues
     from oled.trace.synthetic import Synthetic
+
+LEARNED = "learned"
+"""`workload.stages` where cues are to be learned."""
 
 log = logging.getLogger("oled")
 
@@ -56,11 +62,16 @@ def _error_of(job: Job, config: DictConfig, out: Path) -> str | None:
 
 def simulate(values: Values, out: Path, in_sweep: bool) -> str:
     """One simulation: OUT/metrics.json, and a timeline where one is asked for."""
+    source = _source(values["trace"])
+    if values["topology"] is not None:
+        from oled.cli import parallel_jobs
+
+        trace = _trace(source, values["trace"]["allow_partial"])
+        return parallel_jobs.simulate(trace, values, out)
     from oled.sim.api import simulate
 
     _say_if_compiling()
-    source = _source(values["trace"])
-    subject = _subject(source, values["trace"]["allow_partial"])
+    subject = _subject(source, values["trace"]["allow_partial"], _cues(values, source))
     timeline = values["timeline"]
     result = simulate(
         subject,
@@ -87,14 +98,49 @@ def _say_if_compiling() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _subject(source: str | Synthetic, allow_partial: bool) -> Subject:
+def _subject(source: str | Synthetic, allow_partial: bool, cues: Cues | None) -> Subject:
     """The trace made ready; the jobs of a sweep that run one after the other share it."""
     from oled.sim.subject import Subject
+    from oled.trace.stages import mark_stages
+
+    if cues is not None:
+        return Subject.of(mark_stages(_trace(source, allow_partial), cues))
+    return Subject.of(_folder(source), allow_partial=allow_partial)
+
+
+@functools.lru_cache(maxsize=2)
+def _trace(source: str | Synthetic, allow_partial: bool) -> Trace:
+    from oled.trace import load
+
+    return load(_folder(source), allow_partial=allow_partial)
+
+
+def _folder(source: str | Synthetic) -> Path:
+    from oled.paths import trace_path
 
     if isinstance(source, str):
-        return Subject.of(source, allow_partial=allow_partial)
+        return trace_path(source)
     log.info("trace %s", source.name)
-    return Subject.of(source.folder())
+    return source.folder()
+
+
+def _cues(values: Values, source: str | Synthetic) -> Cues | None:
+    """What marks the stages of the text: a file, or learned from the calibration trace."""
+    from oled.trace.stages import learn_cues, read_cues
+
+    stages = values["workload"]["stages"]
+    if stages is None:
+        return None
+    if stages != LEARNED:
+        return read_cues(stages)
+    other = values["calibration"]
+    if other is None and not isinstance(source, str):
+        other = source.calibration()
+    if other is None:
+        raise UserError(
+            f"workload.stages={LEARNED}: give the trace to learn from with calibration=NAME|DIR"
+        )
+    return learn_cues(_trace(other, False))
 
 
 def _source(trace: Values) -> str | Synthetic:

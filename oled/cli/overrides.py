@@ -24,7 +24,7 @@ from oled.errors import UserError, nearest
 from oled.paths import conf_dir
 
 FOLDER_GROUPS = ("trace", "model")  # have an option `path`
-FILE_GROUPS = ("policy", "hardware", "runtime")  # an option may be a YAML file of the user's
+FILE_GROUPS = ("policy", "hardware", "runtime", "topology")  # an option may be a user's YAML
 
 
 def rewrite(overrides: Sequence[str]) -> list[str]:
@@ -35,6 +35,8 @@ def rewrite(overrides: Sequence[str]) -> list[str]:
 def _rewrite_one(override: str) -> Iterator[str]:
     group, _, text = override.partition("=")
     values = text.split(",")
+    if text == "null" and group in FOLDER_GROUPS + FILE_GROUPS:
+        raise UsageError(f"{override}: leave it out")
     if group == "hydra.searchpath":
         for folder in re.findall(r"file://([^,\]\s'\"]+)", text):
             _make_importable(Path(folder) / "policy")
@@ -75,7 +77,7 @@ def _as_option(group: str, value: str) -> str:
 
 def _make_importable(folder: Path) -> None:
     """Parts of a policy may lie beside its composition."""
-    from oled.policies.composition import make_importable
+    from oled.policies.files import make_importable
 
     make_importable(folder)
 

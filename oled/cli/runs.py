@@ -47,6 +47,8 @@ KEYS = {
   cost.geometry=NAME           take bytes and times of another model
   cost.cpu_kernel=tuned|torch  cost.pinned=true|false
   workload.batch_size=1        requests in lockstep
+  workload.stages=FILE|learned cues that divide autoregressive text, for policy=saem
+  topology=NAME|FILE.yaml      several GPUs, for policy=static_ep|eplb|epic
   calibration=NAME|DIR         another trace, for policies that learn beforehand
   timeline=FILE.json.gz        opens in Perfetto; window=[first,count] chooses the forwards
   out=OUT                      writes OUT/metrics.json; a sweep OUT/results.parquet
@@ -58,7 +60,7 @@ KEYS = {
 GROUPS = {
     "demo": (),
     "record": ("model", "decode"),
-    "simulate": ("trace", "policy", "hardware", "runtime", "cache", "experiment"),
+    "simulate": ("trace", "policy", "hardware", "runtime", "topology", "cache", "experiment"),
 }
 
 

@@ -56,6 +56,7 @@ class Cost:
 @dataclass
 class Workload:
     batch_size: int = MISSING
+    stages: str | None = MISSING
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Simulate:
     runtime: dict[str, Any] = field(default_factory=dict)
     cache: Cache = field(default_factory=Cache)
     workload: Workload = field(default_factory=Workload)
+    topology: dict[str, Any] | None = None
     cost: Cost = field(default_factory=Cost)
     calibration: str | None = MISSING
     seed: int = MISSING

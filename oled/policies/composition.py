@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from oled.errors import UserError, nearest
-from oled.paths import conf_dir
+from oled.policies.files import PLACEMENT, composition_names, make_part, read_policy
 from oled.policies.interface import Admission
 from oled.policies.part import (
     NEEDS,
@@ -84,6 +80,11 @@ class Composition:
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> Composition:
         """Read a composition; `where` (a file, or 'policy') begins every message."""
         known = {field.name for field in dataclasses.fields(cls)}
+        if PLACEMENT in data:
+            raise UserError(
+                f"policy '{data.get('name', where)}' places experts on several GPUs: give "
+                "topology=NAME to `oled simulate`, or use oled.parallel.simulate in Python"
+            )
         for key in data:
             if key not in known:
                 raise UserError(f"{where}: unknown key '{key}': {nearest(key, known)}")
@@ -91,11 +92,11 @@ class Composition:
             if key not in data:
                 raise UserError(f"{where}: '{key}' is missing")
         values = {**_DEFAULTS, **data}
-        parts = {k: _part(values[k], base, f"{where}: {k}") for k, base in _KINDS.items()}
+        parts = {k: make_part(values[k], base, f"{where}: {k}") for k, base in _KINDS.items()}
         rest = {k: v for k, v in data.items() if k not in _KINDS and k != "admission"}
         rest.setdefault("source", "")
         if rest.get("reroute") is not None:
-            rest["reroute"] = _part(rest["reroute"], Reroute, f"{where}: reroute")
+            rest["reroute"] = make_part(rest["reroute"], Reroute, f"{where}: reroute")
         _one_of(rest.get("initial", "empty"), _INITIAL, f"{where}: initial")
         _one_of(rest.get("prefill", "policy"), _PREFILL, f"{where}: prefill")
         admission = str(data["admission"]).lower()
@@ -108,58 +109,12 @@ def _one_of(value: str, known: Any, where: str) -> None:
         raise UserError(f"{where} is '{value}': {nearest(str(value), known)}")
 
 
-def _part(data: Any, base: type[Part] | type[Reroute], where: str) -> Any:
-    if not isinstance(data, Mapping) or "_target_" not in data:
-        raise UserError(f"{where}: a part is a mapping with a _target_ (module.Class)")
-    module_name, _, class_name = str(data["_target_"]).rpartition(".")
-    try:
-        part_class = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{where}: cannot import {data['_target_']} ({error})") from error
-    if not (isinstance(part_class, type) and issubclass(part_class, base)):
-        raise UserError(f"{where}: {data['_target_']} is no {base.__name__}")
-    options = {key: value for key, value in data.items() if key != "_target_"}
-    known = {field.name for field in dataclasses.fields(part_class)}
-    for key in options:
-        if key not in known:
-            raise UserError(f"{where}: {class_name} has no '{key}': {nearest(key, known)}")
-    try:
-        return part_class(**options)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}") from error
-
-
 def load_composition(policy: str | Path | Mapping[str, Any] | Composition) -> Composition:
     """A composition by its name in `conf/policy`, by the path of a YAML file, or from a mapping."""
     if isinstance(policy, Composition):
         return policy
-    if isinstance(policy, Mapping):
-        return Composition.from_mapping(policy, "policy")
-    file = Path(policy)
-    if file.suffix in (".yaml", ".yml"):
-        make_importable(file.parent)
-    else:
-        file = conf_dir() / "policy" / f"{policy}.yaml"
-        if not file.is_file():
-            raise UserError(f"no policy '{policy}': {nearest(str(policy), composition_names())}")
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{file}: cannot be read as YAML ({error})") from error
-    if not isinstance(data, Mapping):
-        raise UserError(f"{file}: a policy is a mapping")
-    return Composition.from_mapping(data, str(file.name))
-
-
-def make_importable(folder: Path) -> None:
-    """Let a user's composition name parts in Python files that lie beside it."""
-    place = str(folder.resolve())
-    if place not in sys.path:
-        sys.path.append(place)
-
-
-def composition_names() -> list[str]:
-    return sorted(file.stem for file in (conf_dir() / "policy").glob("*.yaml"))
+    data, where = read_policy(policy)
+    return Composition.from_mapping(data, where)
 
 
 def list_compositions() -> list[tuple[str, str, tuple[str, ...]]]:

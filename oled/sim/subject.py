@@ -19,6 +19,7 @@ from oled.sim.settings import Settings
 from oled.sim.slots import Budget
 from oled.trace import Trace, batch, build_steps, load
 from oled.trace.schema import ConfidenceKind, Geometry
+from oled.trace.stages import STAGES
 from oled.trace.steps import Steps
 
 
@@ -60,8 +61,12 @@ class Subject:
         steps = build_steps(trace)
         name = trace.path.name if trace.path is not None else "memory"
         rule = recorded_rule(trace)
-        labels = () if rule is None else (f"routes of a model that ran under {rule}",)
-        return cls(name, trace.hash, trace.geometry, steps, _lacks(trace, steps), read, labels)
+        labels = [] if rule is None else [f"routes of a model that ran under {rule}"]
+        if STAGES in trace.manifest.provenance:
+            labels.append(f"stages of the text: {trace.manifest.provenance[STAGES]}")
+        return cls(
+            name, trace.hash, trace.geometry, steps, _lacks(trace, steps), read, tuple(labels)
+        )
 
     def remembering(self) -> Subject:
         """The same trace, deciding once what is replayed on several machines; for sweeps."""

@@ -35,6 +35,8 @@ def test_help_names_every_verb_and_exit_code(oled):
         (["simulat"], "there is no verb 'simulat'; did you mean 'simulate'?"),
         (["simulate", "cache.slts=8"], "there is no key 'cache.slts'; did you mean 'cache.slots'?"),
         (["simulate", "polcy=lru"], "there is no key 'polcy'; did you mean 'policy'?"),
+        (["simulate", "topology=null"], "topology=null: leave it out"),
+        (["simulate", "topology=nvlink"], "there is no topology 'nvlink'; did you mean"),
         (["simulate", "policy=lruu"], "there is no policy 'lruu'; did you mean 'lru'?"),
         (["simulate", "trace=dmo"], "there is no trace 'dmo'; did you mean 'demo'?"),
         (["simulate", "runtime=graph"], "there is no runtime 'graph'; did you mean 'graph_fused'?"),

@@ -13,8 +13,11 @@ from omegaconf import OmegaConf
 from oled.cli import jobs, schema
 from oled.hardware.profile import load_profile
 from oled.hardware.runtime import load_runtime
+from oled.parallel.system import load_system
+from oled.parallel.topology import load_topology
 from oled.paths import conf_dir, trace_path
 from oled.policies.composition import load_composition
+from oled.policies.files import placement_names
 
 VERB_OF = {
     "trace": "simulate",
@@ -24,6 +27,7 @@ VERB_OF = {
     "cache": "simulate",
     "cost": "simulate",
     "workload": "simulate",
+    "topology": "simulate",
     "experiment": "simulate",
     "model": "record",
     "decode": "record",
@@ -75,7 +79,16 @@ def test_the_schema_names_every_key_of_the_verbs():
 @pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "policy"])
 def test_every_policy_loads_by_name_and_as_composed(name):
     mapping = composed("simulate", f"policy={name}")["policy"]
-    assert load_composition(mapping).name == load_composition(name).name == name
+    load = load_system if name in placement_names() else load_composition
+    assert load(mapping).name == load(name).name == name
+
+
+@pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "topology"])
+def test_every_topology_loads_as_composed(name):
+    mapping = composed("simulate", f"topology={name}")["topology"]
+    one, other = load_topology(mapping), load_topology(name)
+    assert one.name == other.name == name
+    assert (one.ns_per_byte == other.ns_per_byte).all()
 
 
 @pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "hardware"])

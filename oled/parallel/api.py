@@ -1,0 +1,199 @@
+"""`simulate` for several GPUs; the command line is a thin shell over it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled import results
+from oled.errors import UserError
+from oled.hardware import CostTables, Profile, Runtime, build_costs, load_profile, load_runtime
+from oled.hardware.shape import resolve
+from oled.models.catalogue import ModelGeometry, model_geometry
+from oled.parallel import clock, metrics
+from oled.parallel.clock import Around
+from oled.parallel.prices import Prices
+from oled.parallel.routing import Routing
+from oled.parallel.system import System, load_system
+from oled.parallel.topology import Topology, load_topology
+from oled.paths import trace_path
+from oled.sim.metrics import tpot_ns
+from oled.sim.references import references
+from oled.trace import Trace, load
+
+Ints = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What one simulation gave."""
+
+    metrics: dict[str, Any]  # flat names; `phases` and `provenance` nested
+    tally: clock.Tally
+
+    def write(self, out: str | Path) -> Path:
+        """Write OUT/metrics.json (atomically); returns its path."""
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        results.write_json(folder / results.METRICS, self.metrics)
+        return folder / results.METRICS
+
+    def table(self) -> str:
+        """The figures that people ask for first, one a line."""
+        return _table(self.metrics)
+
+
+def simulate(
+    trace: Trace | str | Path = "demo",
+    policy: str | Path | Mapping[str, Any] | System = "epic",
+    topology: str | Path | Mapping[str, Any] | Topology = "nvlink_8",
+    *,
+    hardware: str | Path | Mapping[str, Any] | Profile = "h100_sxm",
+    runtime: str | Path | Mapping[str, Any] | Runtime = "graph_fused",
+    batch_size: int = 1,
+    geometry: str | None = None,
+    cpu_kernel: Literal["tuned", "torch"] = "tuned",
+    pinned: bool = True,
+) -> Result:
+    """Replay `trace` on the GPUs of `topology`, each of the kind that `hardware` names.
+
+    All experts are resident, each on at least one rank; `geometry`, `cpu_kernel` and `pinned` are
+    as in `oled.simulate` (the latter two touch nothing here, there is no CPU work). Raises
+    UserError (one line) for whatever the user can mend.
+    """
+    began = time.perf_counter()
+    system, links = load_system(policy), load_topology(topology)
+    if batch_size < 1:
+        raise UserError(f"workload.batch_size is {batch_size}; it must be at least 1")
+    loaded = trace if isinstance(trace, Trace) else load(trace_path(trace))
+    routing = Routing.of(loaded, links.ranks, batch_size)
+    profile = hardware if isinstance(hardware, Profile) else load_profile(hardware)
+    preset = runtime if isinstance(runtime, Runtime) else load_runtime(runtime)
+    other = None if geometry is None else model_geometry(geometry)
+    costs = _costs(loaded, routing, profile, preset, other)
+    token_bytes = resolve(loaded.geometry, other).activation_bytes
+    prices = Prices.of(costs, links, routing.steps.num_experts, token_bytes, routing.steps.top_k)
+    tally = clock.run(routing, prices, _around(routing, costs), system)
+    found = _metrics(loaded, routing, tally, prices, system)
+    found["all_resident_tpot_ns"] = _on_one_gpu(loaded, routing, profile, preset, other)
+    found["wall_s"] = time.perf_counter() - began
+    found["phases"] = metrics.by_phase(routing, tally.forwards, links.ranks)
+    found["provenance"] = {
+        "trace": loaded.path.name,
+        "trace_hash": loaded.hash,
+        "policy": system.name,
+        "policy_source": system.source,
+        "placement": {
+            "name": type(system.placement).__name__,
+            **dataclasses.asdict(system.placement),
+            "transport": system.transport.value,
+            "chunks": system.chunks,
+        },
+        "topology": links.name,
+        "links": dict(links.numbers),
+        "settings": {"batch_size": batch_size, "geometry": geometry},
+        "hardware": profile.name,
+        "runtime": preset.name,
+        "costs": dict(costs.provenance),
+        "labels": [*costs.labels, *_labels(token_bytes)],
+    }
+    return Result(found, tally)
+
+
+def _costs(
+    trace: Trace,
+    routing: Routing,
+    profile: Profile,
+    runtime: Runtime,
+    other: ModelGeometry | None,
+) -> CostTables:
+    """Costs of a rank: dense and head times are [F * R], of the tokens that live there."""
+    return build_costs(
+        trace.geometry,
+        routing.tokens.reshape(-1),
+        routing.context.reshape(-1),
+        int(routing.steps.tokens.max(initial=1)),
+        profile,
+        runtime,
+        other,
+    )
+
+
+def _around(routing: Routing, costs: CostTables) -> Around:
+    """Of the slowest rank; one without tokens has nothing to do."""
+    works = routing.tokens > 0
+    slowest = [
+        np.where(works, each.reshape(works.shape), 0).max(axis=1)
+        for each in (costs.dense_ns, costs.head_ns)
+    ]
+    return Around(slowest[0], slowest[1], costs.policy_ns)
+
+
+def _on_one_gpu(
+    trace: Trace,
+    routing: Routing,
+    profile: Profile,
+    runtime: Runtime,
+    other: ModelGeometry | None,
+) -> float | None:
+    """TPOT of one GPU that holds everything, without policy and runtime: as `oled.simulate` has."""
+    steps = routing.steps
+    most = int(steps.tokens.max(initial=1))
+    costs = build_costs(trace.geometry, steps.tokens, steps.context, most, profile, runtime, other)
+    return tpot_ns(references(steps, costs).all_resident_ns, steps, routing.rows)
+
+
+def _metrics(
+    trace: Trace, routing: Routing, tally: clock.Tally, prices: Prices, system: System
+) -> dict[str, Any]:
+    """Everything but references, phases and provenance."""
+    ranks = prices.topology.ranks
+    rows = tally.forwards
+    slots = system.placement.slots(prices.num_experts, ranks)
+    of_a_rank = int((slots * prices.expert_bytes).sum())
+    return {
+        **metrics.times(routing, rows[:, clock.TIME], rows[:, clock.LEAST]),
+        **metrics.counts(rows, ranks),
+        "forwards": len(rows),
+        "ranks": ranks,
+        "gpu_bytes_total": ranks * of_a_rank,
+        "gpu_bytes_rank": of_a_rank,
+    }
+
+
+def _labels(token_bytes: int) -> list[str]:
+    if token_bytes:
+        return []
+    return ["partial_cost: tokens travel for free (the model's hidden size is not known)"]
+
+
+def _table(found: Mapping[str, Any]) -> str:
+    def ms(key: str) -> str:
+        return "-" if found[key] is None else f"{found[key] / 1e6:.3f} ms"
+
+    origin = found["provenance"]
+    lines = [
+        ("policy", origin["policy"]),
+        ("trace", f"{origin['trace']}, {origin['settings']['batch_size']} requests in lockstep"),
+        ("machine", f"{found['ranks']} x {origin['hardware']} on {origin['topology']}"),
+        ("TPOT", ms("tpot_ns")),
+        ("TTFT", ms("ttft_ns")),
+        ("forward p50 / p95", f"{ms('forward_ns_p50')} / {ms('forward_ns_p95')}"),
+        ("imbalance: time, tokens", f"{found['imbalance']:.3f}, {found['imbalance_tokens']:.3f}"),
+        ("experts, busiest rank", ms("compute_ns")),
+        ("all-to-all, not hidden", f"{ms('transport_ns')}, {ms('transport_ns_exposed')}"),
+        ("experts copied", f"{found['migrations']:,} in {ms('migration_ns')}"),
+        ("standby copies in use", f"{found['activations']:,}"),
+        ("GPU memory of experts", f"{found['gpu_bytes_rank'] / 2**30:.3f} GiB a GPU"),
+        ("TPOT balanced (bound)", ms("balanced_tpot_ns")),
+        ("TPOT one GPU, all resident", ms("all_resident_tpot_ns")),
+        *(("note", label) for label in origin["labels"]),
+    ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)

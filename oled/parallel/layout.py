@@ -1,0 +1,51 @@
+"""Which GPU holds which expert, and what a change of it moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Copies of experts on R ranks. L layers, E experts of the widest layer."""
+
+    holds: Bools  # [L, R, E]
+    primary: Ints  # [L, E] the rank of an expert's first copy; -1 where a layer has no such expert
+
+    @classmethod
+    def contiguous(cls, num_experts: Ints, ranks: int) -> Self:
+        """Each rank a stretch of ids, as equal as can be: expert e of E on rank e * R // E."""
+        widest = int(num_experts.max())
+        primary = np.full((num_experts.size, widest), -1)
+        for layer, experts in enumerate(num_experts.tolist()):
+            primary[layer, :experts] = np.arange(experts) * ranks // experts
+        holds = primary[:, None, :] == np.arange(ranks)[:, None]
+        return cls(holds, primary)
+
+    def moved(self, earlier: Layout, ns_per_byte: NDArray[np.float64]) -> Moves:
+        """Copies that this layout has and `earlier` had not, from where each comes fastest."""
+        layer, to, expert = np.nonzero(self.holds & ~earlier.holds)
+        cost = np.where(earlier.holds[layer, :, expert], ns_per_byte[:, to].T, np.inf)
+        return Moves(layer, np.argmin(cost, axis=1), to)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """Experts copied from GPU to GPU: layer, from, to, i64[M] each."""
+
+    layer: Ints
+    source: Ints
+    target: Ints
+
+    def sent(self, expert_bytes: Ints, ranks: int) -> Ints:
+        """Bytes i64[R, R] from, to."""
+        sent = np.zeros((ranks, ranks), np.int64)
+        np.add.at(sent, (self.source, self.target), expert_bytes[self.layer])
+        return sent
