@@ -20,6 +20,7 @@ RESERVE_BYTES = 1 << 30
 """Left on the GPU for the CUDA context, workspaces and activations (assumed)."""
 HOST_SHARE = 0.9
 """Of host memory that may be pinned; the rest is the system's (assumed)."""
+_SHOWN = 16  # experts of a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Fit:
     reserve: int
     pinned: int  # the host store: all experts
     slots: int  # residents of a layer
-    popular_share: float | None = None  # of the trace's routed tokens that the most popular take
+    popular: tuple[tuple[int, ...], ...] = ()  # of each layer, on a trace, the most popular first
+    popular_share: float | None = None  # of the trace's routed tokens that these take
 
     @property
     def layers(self) -> int:
@@ -55,20 +57,24 @@ class Fit:
         staging = self.staging * self.model.expert_bytes
         if self.left < staging:
             found.append(
-                f"{_gib(self.dense + self.kv_cache + self.reserve + staging)} are needed on the "
-                f"GPU without any resident expert, gpu_memory is {_gib(self.gpu_memory)}: shorten "
+                f"{_size(self.dense + self.kv_cache + self.reserve + staging)} are needed on the "
+                f"GPU without any resident expert, gpu_memory is {_size(self.gpu_memory)}: shorten "
                 f"the context, or take a larger GPU"
             )
         if self.pinned > HOST_SHARE * self.host_memory and self.slots < self.model.num_experts:
             found.append(
-                f"the host store needs {_gib(self.pinned)} of pinned memory, host_memory is "
-                f"{_gib(self.host_memory)} and {HOST_SHARE:.0%} of it may be pinned"
+                f"the host store needs {_size(self.pinned)} of pinned memory, host_memory is "
+                f"{_size(self.host_memory)} and {HOST_SHARE:.0%} of it may be pinned"
             )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
+        """All of it; `experts` are those that stay, by absolute layer, the most popular first."""
         data = dataclasses.asdict(self)
-        return {**data, "model": self.model.name, "left": self.left, "problems": self.problems}
+        del data["popular"]
+        experts = {str(n): ids for n, ids in zip(self.model.moe_layers, self.popular, strict=False)}
+        more = {"left": self.left, "problems": self.problems, "experts": experts}
+        return {**data, "model": self.model.name, **more}
 
     def __str__(self) -> str:
         model, experts = self.model, self.model.num_experts
@@ -83,22 +89,33 @@ class Fit:
         ]
         total = sum(size for _, size, _ in rows)
         lines = [
-            f"{model.name} on a GPU of {_gib(self.gpu_memory)}, host {_gib(self.host_memory)}",
-            *[f"  {name:18} {_gib(size):>11}  {what}" for name, size, what in rows],
-            f"  {'GPU in all':18} {_gib(total):>11}",
-            f"  {'pinned host store':18} {_gib(self.pinned):>11}  all {experts * self.layers} "
-            f"experts of {model.expert_bytes / 2**20:.2f} MiB",
+            f"{model.name} on a GPU of {_size(self.gpu_memory)}, host {_size(self.host_memory)}",
+            *[f"  {name:18} {_size(size):>12}  {what}" for name, size, what in rows],
+            f"  {'GPU in all':18} {_size(total):>12}",
         ]
         if self.slots == experts:
-            lines.append("everything fits the GPU: nothing needs to be offloaded")
-        elif not self.problems:
-            lines.append(f"cache.slots={self.slots}")
-        if self.popular_share is not None:
-            lines.append(
-                f"the {self.slots} most popular experts of each layer take "
-                f"{self.popular_share:.1%} of the trace's routed tokens"
-            )
-        return "\n".join(lines)
+            return "\n".join([*lines, "everything fits the GPU: nothing needs to be offloaded"])
+        lines.append(
+            f"  {'pinned host store':18} {_size(self.pinned):>12}  all {experts * self.layers} "
+            f"experts of {_size(model.expert_bytes)}"
+        )
+        if not self.staging:
+            lines.append("without staging slots no expert can be copied: misses run on the CPU")
+        if not self.problems:
+            lines.append(f"cache.slots={self.slots} cache.staging={self.staging}")
+        return "\n".join([*lines, *self._popular_lines()])
+
+    def _popular_lines(self) -> list[str]:
+        if self.popular_share is None or not self.slots:
+            return []
+        lines = [
+            f"the {self.slots} most popular experts of each layer take "
+            f"{self.popular_share:.1%} of the trace's routed tokens; the most popular first:"
+        ]
+        for layer, ids in zip(self.model.moe_layers, self.popular, strict=True):
+            more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+            lines.append(f"  layer {layer}: {' '.join(map(str, ids[:_SHOWN]))}{more}")
+        return lines
 
 
 def fit(
@@ -127,6 +144,7 @@ def fit(
     kv_cache = model.kv_bytes_per_token * context * batch_size
     left = gpu_memory - dense - kv_cache - RESERVE_BYTES - staging * model.expert_bytes
     slots = int(np.clip(left // (layers * model.expert_bytes), 0, model.num_experts))
+    popular, share = ((), None) if trace is None else _popular(trace, model, slots)
     return Fit(
         model=model,
         gpu_memory=gpu_memory,
@@ -139,17 +157,30 @@ def fit(
         reserve=RESERVE_BYTES,
         pinned=model.experts_bytes_total,
         slots=slots,
-        popular_share=None if trace is None else _popular_share(trace, model, slots),
+        popular=popular,
+        popular_share=share,
     )
 
 
-def _popular_share(trace: Subject, model: ModelGeometry, slots: int) -> float:
+def _popular(
+    trace: Subject, model: ModelGeometry, slots: int
+) -> tuple[tuple[tuple[int, ...], ...], float]:
+    """The experts of each layer that took most tokens (of equals the lower ids), and their share.
+
+    Those that `policy=static_popularity calibration=TRACE` keeps.
+    """
     experts = trace.steps.num_experts
     if experts.size != len(model.moe_layers) or (experts != model.num_experts).any():
-        raise UserError(f"trace '{trace.name}' has other layers or experts than {model.name}")
-    prior = np.sort(Calibration.from_steps(trace.steps).prior, axis=1)[:, ::-1]
-    return float(prior[:, :slots].sum(axis=1).mean())
+        raise UserError(
+            f"trace '{trace.name}' has {experts.size} MoE layers of {int(experts.max())} experts, "
+            f"{model.name} has {len(model.moe_layers)} of {model.num_experts}"
+        )
+    prior = Calibration.from_steps(trace.steps).prior
+    order = np.argsort(-prior, axis=1, kind="stable")[:, :slots]
+    share = float(np.take_along_axis(prior, order, axis=1).sum(axis=1).mean())
+    return tuple(map(tuple, order.tolist())), share
 
 
-def _gib(size: float) -> str:
-    return f"{size / 2**30:,.2f} GiB"
+def _size(size: float) -> str:
+    unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
+    return f"{size / unit:,.2f} {name}"

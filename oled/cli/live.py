@@ -45,7 +45,8 @@ KEYS = {
   model=NAME                   see oled list models
   gpu_memory=24GiB  host_memory=64GiB  context=4096
   batch_size=1  staging=8
-  trace=NAME|DIR               also how much of its routing the most popular experts take""",
+  trace=NAME|DIR               also which experts it uses most, and how much of its routing
+  out=FILE.json                all of it, with every expert that stays""",
 }
 
 DEFAULTS = {
@@ -58,9 +59,10 @@ DEFAULTS = {
         "batch_size": "1",
         "staging": "8",
         "trace": "",
+        "out": "",
     },
 }
-OPTIONAL = ("trace",)
+OPTIONAL = {"profile": (), "fit": ("trace", "out")}
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -98,7 +100,7 @@ def _values(verb: str, arguments: list[str]) -> Mapping[str, str]:
             raise UsageError(f"'{argument}' is not key=value")
         values[key] = value
     for key, value in values.items():
-        if not value and key not in OPTIONAL:
+        if not value and key not in OPTIONAL[verb]:
             raise UsageError(f"{key} must be given")
     return values
 
@@ -123,22 +125,37 @@ def _fit(values: Mapping[str, str]) -> int:
     from oled.errors import UserError
     from oled.fit import fit
     from oled.models.catalogue import model_geometry
-    from oled.sim.slots import parse_bytes
+    from oled.results import write_json
     from oled.sim.subject import Subject
 
     found = fit(
         model_geometry(values["model"]),
-        parse_bytes(values["gpu_memory"]),
-        parse_bytes(values["host_memory"]),
+        _bytes(values, "gpu_memory"),
+        _bytes(values, "host_memory"),
         _whole(values, "context"),
         batch_size=_whole(values, "batch_size"),
         staging=_whole(values, "staging"),
         trace=Subject.of(values["trace"]) if values["trace"] else None,
     )
     print(found)
+    if values["out"]:
+        file = Path(values["out"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, found.to_json())
+        print(file)
     if found.problems:
         raise UserError("; ".join(found.problems))
     return 0
+
+
+def _bytes(values: Mapping[str, str], key: str) -> int:
+    from oled.errors import UserError
+    from oled.sim.slots import parse_bytes
+
+    try:
+        return parse_bytes(values[key])
+    except UserError as error:
+        raise UsageError(f"{key}: {error}") from error
 
 
 def _whole(values: Mapping[str, str], key: str) -> int:

@@ -7,11 +7,9 @@ import json
 import pytest
 
 from oled.cli.main import main
-from oled.fit import fit
 from oled.hardware import load_profile
 from oled.live.profiling import measure_emulated, write_profile
 from oled.models.catalogue import model_geometry
-from oled.sim.subject import Subject
 from oled.validate import report as report_module
 
 
@@ -107,8 +105,6 @@ def test_wrong_usage_is_one_line(invoke, arguments, code, message):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["fit", "model=llada2_mini"], 2, "gpu_memory must be given"),
-        (["fit", "memory=1GiB"], 2, "there is no key 'memory'"),
         (["profile", "model=tiny"], 2, "out must be given"),
         (["profile", "out=x.yaml", "backend=cuda"], 1, "not there yet"),
     ],
@@ -116,39 +112,6 @@ def test_wrong_usage_is_one_line(invoke, arguments, code, message):
 def test_plain_keys_too(capsys, arguments, code, message):
     assert main(arguments) == code
     assert message in capsys.readouterr().err
-
-
-def test_fit_prints_what_fits(capsys):
-    arguments = ["fit", "model=llada2_mini", "gpu_memory=24GiB", "host_memory=64GiB"]
-    assert main([*arguments, "context=4096"]) == 0
-    out = capsys.readouterr().out
-    assert "cache.slots=188" in out
-    assert "28.50 GiB  all 4864 experts of 6.00 MiB" in out
-
-
-def test_fit_adds_up_and_says_why_not():
-    model = model_geometry("llada2_mini")
-    found = fit(model, 24 << 30, 64 << 30, 4096)
-    resident = (found.slots * found.layers + found.staging) * model.expert_bytes
-    assert found.dense + found.kv_cache + found.reserve + resident <= found.gpu_memory
-    one_more = resident + found.layers * model.expert_bytes
-    assert found.dense + found.kv_cache + found.reserve + one_more > found.gpu_memory
-    assert found.problems == ()
-    assert "shorten the context" in fit(model, 2 << 30, 64 << 30, 65536).problems[0]
-    assert "28.50 GiB of pinned memory" in fit(model, 8 << 30, 16 << 30, 512).problems[0]
-    everything = fit(model, 80 << 30, 16 << 30, 512)
-    assert everything.slots == model.num_experts
-    assert everything.problems == ()
-
-
-def test_fit_knows_what_a_trace_uses():
-    small = fit(
-        model_geometry("tiny"), (1 << 30) + (6 << 20), 1 << 30, 128, trace=Subject.of("demo")
-    )
-    assert 0 < small.slots < 128
-    assert small.slots / 128 < small.popular_share < 1
-    with pytest.raises(ValueError, match="other layers or experts than llada2_mini"):
-        fit(model_geometry("llada2_mini"), 24 << 30, 64 << 30, 128, trace=Subject.of("demo"))
 
 
 def test_a_measured_profile_loads_and_tells_its_machine(tmp_path):
