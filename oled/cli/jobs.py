@@ -190,8 +190,21 @@ def record(values: Values, out: Path, in_sweep: bool) -> str:
         horizons=values["horizons"],
         score_width=values["score_width"],
         seed=values["seed"],
+        reroute=values["policy"] and rule_of(values["policy"]),
     )
     return str(report)
+
+
+def rule_of(policy: Values) -> Reroute:
+    """The route-changing rule of a policy that has one."""
+    from oled.policies.composition import load_composition
+
+    composition = load_composition(policy)
+    if composition.reroute is None:
+        raise UserError(
+            f"policy={composition.name} changes no routes: a model decodes the same without it"
+        )
+    return composition.reroute
 
 
 def checkpoint(model: Values, device: str) -> LoadedModel:

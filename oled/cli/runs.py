@@ -33,6 +33,7 @@ KEYS = {
   prompts=FILE                 JSONL with `question` or `prompt` (and `answer` for mode=forced)
   skip=N limit=N batch_size=N  which prompts, and how many at once
   horizons=H score_width=M     also next-gate predictions, and the best router scores
+  policy=NAME                  one that changes routes (des_seq, des_vote, block_pool)
   decode=block_diffusion|autoregressive
   decode.block_length=16 decode.threshold=0.9 decode.mode=free|forced decode.max_new_tokens=128
   out=DIR                      the trace""",

@@ -127,6 +127,7 @@ class Record:
     model: Model = field(default_factory=Model)
     decode: Any = MISSING
     prompts: str = MISSING
+    policy: dict[str, Any] | None = None
     skip: int = MISSING
     limit: int | None = MISSING
     batch_size: int = MISSING

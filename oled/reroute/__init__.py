@@ -6,8 +6,9 @@ The same functions serve a recorded trace (`reroute_trace`: cost only, since lat
 would differ) and a running model (`oled.record.rerouting`: text and quality).
 """
 
+from oled.reroute.change import RouteChange
 from oled.reroute.inside import route_inside
 from oled.reroute.rule import Reroute, Routed
-from oled.reroute.trace import RouteChange, reroute_trace
+from oled.reroute.trace import reroute_trace
 
 __all__ = ["Reroute", "RouteChange", "Routed", "reroute_trace", "route_inside"]

@@ -13,7 +13,7 @@ from oled.reroute import Reroute, Routed, route_inside
 from oled.reroute.block_pool import BlockPool
 from oled.reroute.des_seq import DesSeq
 from oled.reroute.des_vote import DesVote
-from oled.reroute.pools import Pools
+from oled.reroute.rerouter import Rerouter
 from oled.reroute.rule import UNKNOWN
 from oled.trace.schema import NO_EXPERT
 
@@ -171,12 +171,13 @@ def test_inside_a_pool_a_router_without_groups_would_have_chosen_the_same(seed: 
 def test_a_kept_pool_lasts_for_its_block() -> None:
     first, other = random_layer(1)[0], random_layer(1)[0]
     other = dataclasses.replace(other, chosen_by=-other.chosen_by)
-    drifting, fixed = Pools(BlockPool(0.3)), Pools(BlockPool(0.3, fixed=True))
-    assert not np.array_equal(drifting.of((0, 0), 0, first), drifting.of((0, 0), 0, other))
-    kept = fixed.of((0, 0), 0, first)
-    assert np.array_equal(kept, fixed.of((0, 0), 0, other))
+    drifting = Rerouter(BlockPool(0.3), renormalise=True)
+    fixed = Rerouter(BlockPool(0.3, fixed=True), renormalise=True)
+    assert not np.array_equal(drifting.pool((0, 0), 0, first), drifting.pool((0, 0), 0, other))
+    kept = fixed.pool((0, 0), 0, first)
+    assert np.array_equal(kept, fixed.pool((0, 0), 0, other))
     for elsewhere in (((0, 1), 0), ((1, 0), 0), ((0, 0), 1)):  # block, request, layer
-        assert not np.array_equal(kept, fixed.of(*elsewhere, other))
+        assert not np.array_equal(kept, fixed.pool(*elsewhere, other))
 
 
 @pytest.mark.parametrize("make", [lambda: DesVote(0.0), lambda: BlockPool(1.5), lambda: DesSeq(-1)])
