@@ -124,9 +124,18 @@ class _Pointer(types.WrapperAddressProtocol):  # type: ignore[misc]
 
 @functools.cache
 def _compiled(signature: tuple[Any, ...]) -> Callable[..., int]:
-    pointers = tuple(map(types.FunctionType, _SIGNATURES))
-    compiled: Callable[..., int] = bare_njit(types.int64(*pointers, *signature))(_decide_step)
-    return compiled
+    """Machine code for arguments of exactly these types: numba would ask each for its type at every
+    call, which takes longer than to decide.
+    """
+    typed = (*map(types.FunctionType, _SIGNATURES), *signature)
+    compiled: Any = bare_njit(types.int64(*typed))(_decide_step)
+    entry: Callable[..., int] = compiled.overloads[typed].entry_point
+    return entry
+
+
+def prefetches(ready: Assembly) -> bool:
+    """Whether anything is ever copied ahead."""
+    return ready.functions[4] is not ask_nothing
 
 
 class Decider:
@@ -134,7 +143,7 @@ class Decider:
 
     def __init__(self, ready: Assembly) -> None:
         self.ready = ready
-        self.prefetches = ready.functions[4] is not ask_nothing
+        self.prefetches = prefetches(ready)
         experts = ready.cache.resident.shape[1]
         self.tally = ready.tally._replace(
             by_phase=np.zeros((1, *ready.tally.by_phase.shape[1:]), np.int64),
@@ -148,7 +157,8 @@ class Decider:
         )
         self._deciders: list[Any] = [observe, watch, dispatch, ask]
         self._run: Callable[..., int] = _decide_step
-        if all(isinstance(part, Kernel) for part in ready.functions):
+        compiles = not numba.config.DISABLE_JIT
+        if compiles and all(isinstance(part, Kernel) for part in ready.functions):
             typed = [numba.typeof(data) for data in self._data()]
             known = (*typed[:2], interface.STEP, *typed[2:5], interface.SIDE, *typed[5:])
             self._run = _compiled(known)

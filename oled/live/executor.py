@@ -19,6 +19,7 @@ from oled.live.decider import Decider
 from oled.live.kernels import Ints, group_pairs
 from oled.live.slots import SlotPool
 from oled.live.store import HostStore
+from oled.policies.composition import Composition
 from oled.policies.decide import decides
 from oled.policies.interface import (
     DROPPED,
@@ -85,6 +86,7 @@ class Executor:
         x [T, H] as `Backend.adopt` gives them.
         """
         ready, backend, staged = self.decider.ready, self.backend, self._ahead.staged
+        backend.settle()
         began = time.perf_counter_ns()
         with self._ahead.lock:
             before = staged()
@@ -124,6 +126,8 @@ class Executor:
         if not hits.size:  # nothing computes in the slots of evicted active residents
             self._pool.give_back(released)
             more, released = len(released), []
+        ahead = state >= LANDED
+        ahead[plan.index[self.decider.first_uses()]] = True
         starts = np.zeros(active + 1, np.int64)
         pairs = np.zeros(ids.size, np.int64)
         group_pairs(ids.reshape(-1), plan.index, starts, pairs)
@@ -140,7 +144,7 @@ class Executor:
             row=self.store.first[layer] + experts,
             slot=on_device,
             stays=plan.stays[:active] != 0,
-            ahead=(state >= LANDED) | np.isin(experts, self.decider.first_uses()),
+            ahead=ahead,
             hits=hits,
             transfers=plan.order[: plan.count[N_TRANSFERS]].copy(),
             late=np.flatnonzero((place == ON_GPU) & (state == IN_FLIGHT)),
@@ -180,8 +184,13 @@ class Executor:
         return kept
 
 
-def refuse_unbounded(settings: Settings) -> None:
-    """Staging must be a number of slots, before anything is allocated."""
+def refuse_unsupported(composition: Composition, settings: Settings) -> None:
+    """What cannot run live is refused by name, before anything is allocated."""
+    if composition.reroute is not None:
+        raise UserError(
+            f"policy '{composition.name}' changes routes: its outputs are not the model's own. "
+            f"Record a trace with it (oled record policy={composition.name}); that runs live"
+        )
     if settings.unbounded:
         raise UserError(
             "cache.staging=unbounded is an accounting replay: a live run needs a number of slots"

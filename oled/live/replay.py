@@ -16,12 +16,12 @@ from oled.errors import UserError
 from oled.hardware import CostTables
 from oled.live.backends.emulated import Emulated
 from oled.live.decider import Decider
-from oled.live.executor import Executor, device_slots, refuse_unbounded
+from oled.live.executor import Executor, device_slots, refuse_unsupported
+from oled.live.given import forwards_of
 from oled.live.kernels import SILU, ExpertForm, Floats
 from oled.live.planlog import LinkLog, PlanLog
 from oled.live.store import HostStore, Preflight, free_host_memory
 from oled.policies.composition import Composition
-from oled.policies.interface import At
 from oled.sim.calibration import Calibration
 from oled.sim.lanes import LOG_DENSE, LOG_HEAD
 from oled.sim.prepare import assemble
@@ -137,7 +137,7 @@ def live_replay(
     inputs: Sequence[Floats] | None = None,
 ) -> LiveReplay:
     """Run `routing` on the emulated backend; `inputs` f32[T, H] by layer-step, else random."""
-    refuse_unbounded(settings)
+    refuse_unsupported(composition, settings)
     steps = routing.steps
     ready = assemble(steps, costs, composition, budget, settings, calibration)
     slots = device_slots(
@@ -155,31 +155,26 @@ def live_replay(
     outputs: list[bytes] = []
     times = np.zeros((3, steps.num_forwards), np.int64)
     work_ns = np.zeros((steps.num_forwards, 4), np.int64)
-    work, request = ready.work, -1
+    work = ready.work
+    prepared = []  # while no time counts
+    for index, (forward, weight) in enumerate(zip(steps.forward, routing.weights, strict=True)):
+        row = index % 64
+        x = bank[row : row + len(weight)] if inputs is None else inputs[index]
+        step = step_of(work, index, int(forward))
+        prepared.append((step, backend.adopt(weight), backend.adopt(x)))
     with executor:
-        for forward in range(steps.num_forwards):
-            first = work.request[forward] != request
-            if first and (request < 0 or settings.lifecycle == "request"):
+        for at, resets in forwards_of(work, ready.options.persistent):
+            forward = at.forward
+            if resets:
                 executor.begin_request()
-            request = work.request[forward]
             times[0, forward] = backend.now
-            executor.begin_forward(
-                At(
-                    forward,
-                    work.phase[forward],
-                    work.block[forward],
-                    work.denoising_step[forward],
-                    int(first),
-                )
-            )
+            executor.begin_forward(at)
+            computed = []
             for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
-                ids, at = routing.ids[index], index % 64
-                x = bank[at : at + len(ids)] if inputs is None else inputs[index]
-                step = step_of(work, index, forward)
+                step, weight, x = prepared[index]
                 backend.host(LOG_DENSE, int(work.dense_ns[forward]), forward, step.layer)
-                weight = backend.adopt(routing.weights[index])
-                out = executor.run(step, ready.side, ids, weight, backend.adopt(x))
-                outputs.append(hashlib.blake2b(out.tobytes(), digest_size=8).digest())
+                computed.append(executor.run(step, ready.side, routing.ids[index], weight, x))
+            outputs += map(_digest, computed)  # while the head takes its time
             backend.host(LOG_HEAD, int(work.head_ns[forward]), forward, -1)
             times[1, forward] = backend.now
             times[2, forward], work_ns[forward] = backend.take()
@@ -194,3 +189,7 @@ def live_replay(
         decide_ns=executor.decide_ns,
         entries=np.array(backend.entries, np.int64).reshape(-1, 6),
     )
+
+
+def _digest(outputs: Floats) -> bytes:
+    return hashlib.blake2b(outputs.tobytes(), digest_size=8).digest()

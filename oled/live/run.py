@@ -17,7 +17,7 @@ from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs
 from oled.live.backends.emulated import Emulated
 from oled.live.decider import Decider
-from oled.live.executor import Executor, device_slots, refuse_unbounded
+from oled.live.executor import Executor, device_slots, refuse_unsupported
 from oled.live.experts import common_form, take_experts
 from oled.live.hooks import Offloaded
 from oled.live.planlog import PlanLog, first_difference
@@ -120,7 +120,7 @@ def live_run(
 
     The model's experts move into the host store and stay there as its parameters.
     """
-    refuse_unbounded(settings)
+    refuse_unsupported(composition, settings)
     missing = composition.needs & _KNOWN_LATER
     if calibration is None:
         missing |= composition.needs & {"calibration"}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from oled.hardware import Profile, Runtime, build_costs
-from oled.live.executor import refuse_unbounded
+from oled.live.executor import refuse_unsupported
 from oled.live.kernels import SILU, ExpertForm
 from oled.live.planlog import PlanLog, first_difference
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay
@@ -100,7 +100,7 @@ def run_trace(
     calibration: str | None = None,
 ) -> TraceRun:
     """Run it live and simulate it. `geometry`: experts and times of that model's size."""
-    refuse_unbounded(settings)
+    refuse_unsupported(composition, settings)
     trace = load(trace_path(source))
     subject = Subject.of(trace)
     learned, _ = calibrate(subject, composition, calibration)
@@ -124,7 +124,6 @@ def run_trace(
         kernel=settings.cpu_kernel,
         pinned=settings.pinned,
     )
-    costs = replace(costs, contention_ppm=1_000_000)  # the emulated lanes have none
     budget = parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
     store = HostStore.random(form, steps.num_experts, settings.seed)
     live = live_replay(routing, store, costs, composition, budget, settings, learned, paced=paced)

@@ -50,6 +50,7 @@ class Pair:
     simulated_ns: Ints  # [F]
     simulated_work_ns: Ints  # [F, 4]
     first_difference: str | None  # in the decisions of any repeat
+    decided_alike: float  # share of layer-steps that the free-running simulator decides alike
     outputs_identical: bool
     decide_ns: float  # real time of deciding, per forward
 
@@ -108,6 +109,7 @@ def row(pair: Pair, steps: Steps) -> dict[str, Any]:
         "slots": pair.slots,
         "decisions_identical": pair.first_difference is None,
         "first_difference": pair.first_difference,
+        "decided_alike": pair.decided_alike,
         "outputs_identical": pair.outputs_identical,
         "live_tpot_ns": _number(live_tpot),
         "simulated_tpot_ns": _number(simulated_tpot),

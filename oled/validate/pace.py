@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from oled.errors import UserError
 from oled.hardware import CostTables
 
-NO_CONTENTION = 1_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -29,7 +27,7 @@ class Pace:
             raise UserError(f"pace.dilation is {self.dilation}; it must be above 0")
 
     def of(self, costs: CostTables) -> CostTables:
-        """The same machine in slow motion, its CPU and link never in each other's way."""
+        """The same machine in slow motion."""
 
         def slow(times: NDArray[np.int64]) -> NDArray[np.int64]:
             return np.ascontiguousarray(np.rint(times * self.dilation).astype(np.int64))
@@ -47,5 +45,4 @@ class Pace:
             copy_wake_ns=round(costs.copy_wake_ns * self.dilation),
             copy_out_ns=slow(costs.copy_out_ns),
             policy_ns=round(costs.policy_ns * self.dilation),
-            contention_ppm=NO_CONTENTION,
         )

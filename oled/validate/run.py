@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.hardware import CostTables, Profile, Runtime, build_costs
-from oled.live.executor import refuse_unbounded
+from oled.live.executor import refuse_unsupported
+from oled.live.given import difference
 from oled.live.machine import machine
-from oled.live.planlog import PlanLog, first_difference
+from oled.live.planlog import PlanLog, equal_share
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay
 from oled.live.store import HostStore
 from oled.models.catalogue import ModelGeometry
@@ -23,7 +24,7 @@ from oled.policies.composition import Composition, load_composition
 from oled.sim import lanes as ln
 from oled.sim.api import calibrate
 from oled.sim.calibration import Calibration
-from oled.sim.prepare import replay_steps
+from oled.sim.prepare import assemble, replay_steps
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
 from oled.sim.subject import Subject
@@ -37,7 +38,9 @@ _LANE_OF = {
     ln.LOG_HITS: 0,
     ln.LOG_LANDED: 0,
     ln.LOG_COPY: 1,
+    ln.LOG_PREFETCH: 1,
     ln.LOG_OUT: 2,
+    ln.LOG_BACK: 2,
     ln.LOG_CPU: 3,
 }
 RESIDENT = Composition.from_mapping(
@@ -89,7 +92,7 @@ def validate(
     configurations = []
     for policy in plan.policies:
         composition = load_composition(policy)
-        refuse_unbounded(settings)
+        refuse_unsupported(composition, settings)
         learned, _ = calibrate(subject, composition, calibration)
         for slots in plan.slots:
             chosen = replace(settings, slots=slots, plans=True)
@@ -203,9 +206,12 @@ def _pair(
         chosen.settings.slots, chosen.settings.scope, steps.num_experts, costs.expert_bytes
     )
     settings = replace(chosen.settings, timeline=(0, steps.num_forwards))
-    replay = replay_steps(steps, costs, chosen.composition, budget, settings, chosen.calibration)
+    known = (steps, costs, chosen.composition, budget, settings, chosen.calibration)
+    replay = replay_steps(*known)
     simulated = PlanLog(replay.tally.plans, replay.tally.orders)
-    differences = (first_difference(run.plans, simulated, steps) for run in runs)
+    differences = (
+        difference(run.plans, run.link, steps, simulated, assemble(*known)) for run in runs
+    )
     entries = replay.lanes.log[: replay.lanes.logged[0]]
     return Pair(
         policy=chosen.composition.name,
@@ -215,7 +221,8 @@ def _pair(
         live_work_ns=np.stack([run.work_ns for run in runs]),
         simulated_ns=replay.tally.end_ns - replay.tally.begin_ns,
         simulated_work_ns=work_ns(entries, steps.num_forwards),
-        first_difference=next((text for text in differences if text is not None), None),
+        first_difference=next(filter(None, differences), None),
+        decided_alike=float(np.median([equal_share(run.plans, simulated, steps) for run in runs])),
         outputs_identical=all(run.outputs == outputs for run in runs),
         decide_ns=float(np.median([run.decide_ns for run in runs])) / steps.num_forwards,
     )

@@ -21,7 +21,7 @@ from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
 from oled.sim.subject import Subject
 from oled.validate.judge import DISTURBED_NS, Pair, judge, ranking, row
-from oled.validate.pace import NO_CONTENTION, Pace
+from oled.validate.pace import Pace
 from oled.validate.run import work_ns
 
 CONFIGURATIONS = [
@@ -44,7 +44,7 @@ def steps():
 @pytest.fixture(scope="module")
 def costs(steps):
     trace = Subject.of("demo")
-    return Pace(3.0).of(
+    found = Pace(3.0).of(
         build_costs(
             trace.geometry,
             steps.tokens,
@@ -55,6 +55,7 @@ def costs(steps):
             model_geometry("llada2_mini"),
         )
     )
+    return dataclasses.replace(found, contention_ppm=850_000)
 
 
 def simulated(steps, costs: CostTables, composition: Composition, slots: int) -> Replay:
@@ -94,6 +95,7 @@ def pair_of(live: Replay, other: Replay, policy: str, slots: int, steps, **field
         simulated_ns=times(other),
         simulated_work_ns=work(other, steps.num_forwards),
         first_difference=first_difference(*logs, steps),
+        decided_alike=1.0,
         outputs_identical=True,
         decide_ns=1e6,
     )
@@ -168,7 +170,8 @@ WRONG: dict[str, Callable[[CostTables], CostTables]] = {
     "no policy time": lambda costs: _change(costs, policy_ns=0.0),
     "activations cross in no time": lambda costs: _change(costs, act_out_ns=0.0, act_back_ns=0.0),
     "no CPU call": lambda costs: _change(costs, cpu_call_ns=0.0),
-    "contention": lambda costs: dataclasses.replace(costs, contention_ppm=NO_CONTENTION * 3 // 4),
+    "no contention": lambda costs: dataclasses.replace(costs, contention_ppm=1_000_000),
+    "contention of copies twice": lambda costs: dataclasses.replace(costs, contention_ppm=700_000),
 }
 
 

@@ -47,6 +47,7 @@ class Lanes(ABC, Generic[Mark]):
         self.now = 0  # the actual end of the last section or step
         self.entries: list[tuple[int, ...]] = []  # as in `oled.sim.timeline.Timeline`
         self._host = Pacer(paced)
+        self._section = 0, 0  # actual and nominal end of the host's last section
         self._jobs: dict[str, SimpleQueue[LayerWork | str | None]] = {}
         self._done: SimpleQueue[tuple[str, Mark | None, BaseException | None]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -100,7 +101,10 @@ class Lanes(ABC, Generic[Mark]):
         """See `Backend.start`."""
 
     def host(self, kind: int, nominal_ns: int, forward: int, layer: int) -> None:
-        begin, self.now = self.now, self._host.until(self.now + nominal_ns)
+        ended, due = self._section
+        due = (due if ended == self.now else self.now) + nominal_ns  # sections in a row are chained
+        begin, self.now = self.now, self._host.until(due)
+        self._section = self.now, due
         if nominal_ns:
             self.entries.append((kind, begin, self.now, forward, layer, 0))
 
