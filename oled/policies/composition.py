@@ -83,7 +83,7 @@ class Composition:
         if PLACEMENT in data:
             raise UserError(
                 f"policy '{data.get('name', where)}' places experts on several GPUs: give "
-                "topology=NAME to `oled simulate`, or use oled.parallel.simulate in Python"
+                "topology=NAME to `oled simulate`, or use oled.parallel.api.simulate"
             )
         for key in data:
             if key not in known:
