@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oled.results import write_json
+from oled.validate.judge import LANES, PERCENTILES
 
 REPORT = "report.json"
 
@@ -24,36 +25,56 @@ def write(report: Mapping[str, Any], out: Path) -> list[Path]:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """The report in words: a line a configuration, then the figures and the verdict."""
-    lines = [
-        f"{'policy':18} {'slots':>7} {'live ms':>9} {'sim ms':>9} {'TPOT':>8} {'P95':>7} "
-        f"{'calm':>5}  decisions outputs"
-    ]
-    for row in report["configurations"]:
-        lines.append(
-            f"{row['policy']:18} {row['slots']!s:>7} {_ms(row['live_tpot_ns']):>9} "
-            f"{_ms(row['simulated_tpot_ns']):>9} {_share(row['tpot_error'], '+'):>8} "
-            f"{_share(row['forward_error_p95_abs']):>7} {row['undisturbed_share']:5.0%}  "
-            f"{_same(row['decisions_identical']):9} {_same(row['outputs_identical'])}"
-        )
-    decide = max(row["decide_ns_per_forward"] for row in report["configurations"])
+    """The report in words: definitions, two lines a configuration, the figures, the verdict."""
+    rows = report["configurations"]
     spearman = report["ranking_spearman"]
-    lines += [
-        f"{report['layer_steps']} layer-steps of {report['forwards']} forwards a run, "
-        f"{report['hardware']} in {report['dilation']:g} times slow motion",
-        f"TPOT error: median {_share(report['tpot_error_median_abs'])}, "
-        f"at most {_share(report['tpot_error_max_abs'])}; "
-        f"P95 of forwards at most {_share(report['forward_error_p95_abs'])}",
-        f"ranking: Spearman {'-' if spearman is None else f'{spearman:.3f}'}, "
-        f"worst swap {report['ranking_worst_swap']:.1%}",
-        f"deciding takes up to {decide / 1e3:.0f} us a forward (measured; what the clock charges "
-        f"is put in)",
-        f"undisturbed forwards: {report['undisturbed_share']:.0%}",
-        *report["reasons"],
-        f"verdict: {_VERDICTS[report['verdict']]}"
-        + ("" if report["paced"] else " (decisions and outputs only: no times were kept)"),
-    ]
-    return "\n".join(lines)
+    decide_ns = max(row["decide_ns_per_forward"] for row in rows)
+    return "\n".join(
+        [
+            *report["definitions"],
+            "",
+            f"{report['layer_steps']} layer-steps of {report['forwards']} forwards of trace "
+            f"{report['trace']} a run; {report['hardware']} in {report['dilation']:g} times slow "
+            f"motion; TPOT in ms, live above simulated",
+            _HEAD,
+            *(line for row in rows for line in _lines(row)),
+            "",
+            f"TPOT error: median {_share(report['tpot_error_median_abs'])}, at most "
+            f"{_share(report['tpot_error_max_abs'])}; P95 of forwards at most "
+            f"{_share(report['forward_error_p95_abs'])}",
+            f"ranking: Spearman {'-' if spearman is None else f'{spearman:.3f}'}, worst swap "
+            f"{report['ranking_worst_swap']:.1%}",
+            f"deciding takes up to {decide_ns / 1e3:.0f} us a forward, from the ids on (wall; the "
+            f"clock charges what the runtime preset says)",
+            f"undisturbed forwards: {report['undisturbed_share']:.0%}",
+            *report["reasons"],
+            f"verdict: {_VERDICTS[report['verdict']]}"
+            + ("" if report["paced"] else " (decisions and outputs only: no times were kept)"),
+        ]
+    )
+
+
+_HEAD = (
+    f"{'policy':18} {'slots':>5} {'mean':>8} {'P50':>8} {'P95':>8} {'P99':>8} {'error':>7} "
+    f"{'fwd P95':>7} {'gpu':>6} {'h2d':>6} {'d2h':>6} {'cpu':>6} {'calm':>5} {'alike':>5}  same"
+)
+
+
+def _lines(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A configuration: live times and errors above, simulated times below."""
+
+    def times(side: str) -> str:
+        keys = (f"{side}_tpot_ns", *(f"{side}_tpot_ns_{name}" for name in PERCENTILES))
+        return " ".join(f"{_ms(row[key]):>8}" for key in keys)
+
+    lanes = " ".join(f"{_share(row[f'work_error_{lane}'], '+', 1):>6}" for lane in LANES)
+    same = row["decisions_identical"] and row["outputs_identical"]
+    return (
+        f"{row['policy']:18} {row['slots']!s:>5} {times('live')} "
+        f"{_share(row['tpot_error'], '+'):>7} {_share(row['forward_error_p95_abs']):>7} {lanes} "
+        f"{row['undisturbed_share']:5.0%} {row['decided_alike']:5.0%}  {'yes' if same else 'NO'}",
+        f"{'':24} {times('simulated')}",
+    )
 
 
 _VERDICTS = {
@@ -67,9 +88,5 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value / 1e6:.3f}"
 
 
-def _share(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.2%}"
-
-
-def _same(same: bool) -> str:
-    return "identical" if same else "DIFFER"
+def _share(value: float | None, sign: str = "", places: int = 2) -> str:
+    return "-" if value is None else f"{value:{sign}.{places}%}"
