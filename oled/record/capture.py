@@ -91,15 +91,15 @@ class Capture:
             ):
                 target = row + ahead
                 if target < len(self.layers):
-                    wanted, score = _wanted(
+                    asked, score = wanted(
                         ids[row, tokens], weights[row, tokens], int(self.num_experts[target])
                     )
                     said = (NEXT_GATE, int(layer), int(self.layers[target]))
-                    found.append(Prediction(*said, wanted, score))
+                    found.append(Prediction(*said, asked, score))
         return tuple(found)
 
 
-def _wanted(
+def wanted(
     ids: NDArray[np.int32], weights: NDArray[np.float32], num_experts: int
 ) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
     """Experts that any token picked, by falling summed weight, then by id."""

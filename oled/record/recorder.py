@@ -9,7 +9,7 @@ Shapes: N tokens of a pass, E experts, k top-k, m kept scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from oled.errors import UserError
 from oled.record.capture import Capture, Staging
 from oled.record.dispatch import ExpertsFunction, current_functions, dispatched, experts_of
-from oled.record.families import read_family
-from oled.record.modules import Place, moe_layers
+from oled.record.families import Family, read_family
+from oled.record.modules import MoeLayer, Place, moe_layers
 from oled.record.scores import router_scores
 
 SUM_TOLERANCE = 0.01  # relative; bf16 rows were seen to add up to 0.9975 .. 1.0024
@@ -125,14 +125,9 @@ class Recorder:
         return self._delegates[module](module, hidden, ids, weights, **kwargs)
 
     def _find_routers(self) -> list[list[nn.Module]]:
-        """The routers of every stack of layers, by row."""
-        if self.score_width and self.family.scoring is None:
-            raise UserError(
-                f"how '{self.family.model_type}' turns router logits into scores is not known: "
-                f"record without scores"
-            )
-        by_layer = [[_router_of(place) for place in entry.places] for entry in self.layers]
-        return [list(stack) for stack in zip(*by_layer, strict=True)]
+        if self.score_width:
+            refuse_unknown_scores(self.family)
+        return router_stacks(self.layers)
 
     def _router_hook(self, stack: list[nn.Module], row: int) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -190,10 +185,23 @@ class Recorder:
             )
 
 
+def refuse_unknown_scores(family: Family) -> None:
+    if family.scoring is None:
+        raise UserError(
+            f"how '{family.model_type}' turns router logits into scores is not known: do without"
+        )
+
+
+def router_stacks(layers: Sequence[MoeLayer]) -> list[list[nn.Module]]:
+    """The routers of every stack of layers, by row."""
+    by_layer = [[_router_of(place) for place in entry.places] for entry in layers]
+    return [list(stack) for stack in zip(*by_layer, strict=True)]
+
+
 def _router_of(place: Place) -> nn.Module:
     if place.router is None:
         raise UserError(
-            f"{place.name} has no router beside it: scores and predictions can not be recorded, "
-            f"routing alone can"
+            f"{place.name} has no router beside it: there is its routing, and neither scores nor "
+            f"predictions"
         )
     return place.router
