@@ -16,21 +16,18 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oled.errors import UserError
+from oled.record.altered import Group
 from oled.record.decode import Pass
 from oled.record.families import Scoring, read_family
 from oled.record.modules import moe_layers
 from oled.record.scores import router_scores
 from oled.reroute import Reroute, RouteChange, Routed
-from oled.reroute.rerouter import BLOCK_PHASES, Block, Rerouter
+from oled.reroute.rerouter import BLOCK_PHASES, Rerouter
 from oled.trace.schema import WeightKind
-
-Group = tuple[NDArray[np.int64], Block]
-"""Which of a pass's tokens are one block's, and which block that is."""
 
 
 class Rerouting:
@@ -64,6 +61,11 @@ class Rerouting:
     def change(self) -> RouteChange:
         """What the rule has changed so far, against what the same routers would have done."""
         return self._rerouter.change
+
+    @property
+    def begins_with_masks(self) -> bool:
+        """Whether a block's first forward makes the pool of its later ones."""
+        return self._rerouter.rule.keeps_pool
 
     def __enter__(self) -> Self:
         with ExitStack() as undo:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
 from oled.errors import UserError
-from oled.record.decode import Decoding, Pass, Request
+from oled.record.decode import Decoding, Pass
 from oled.record.decode.batch import unheard
 from oled.record.loading import LoadedModel
 from oled.record.overhead import hook_overhead
@@ -22,10 +20,10 @@ from oled.record.provenance import manifest_of
 from oled.record.recorder import Recorder
 from oled.record.records import forward_records
 from oled.record.rerouting import Rerouting
+from oled.record.threads import threads_for
+from oled.record.unfit import refuse_unfit
 from oled.reroute import Reroute, RouteChange
 from oled.trace.writer import ROWS_PER_PART, TraceWriter
-
-SMALL_MODEL = 50_000_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +105,16 @@ def record(
     `seed` + i. Under `reroute` the model follows that rule, and the trace holds the changed routes.
     A failure leaves a partial trace.
     """
-    if batch_size < 1:
-        raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+    for name, value, least in (
+        ("batch_size", batch_size, 1),
+        ("horizons", horizons, 0),
+        ("score_width", score_width, 0),
+    ):
+        if value < least:
+            raise UserError(f"{name} is {value}; it must be at least {least}")
     settings = decode.resolve(loaded.model, loaded.tokenizer)
     requests = tokenize(prompts, loaded.tokenizer, chat=chat, seed=seed)
-    _check_lengths(loaded.model, requests, settings.max_new_tokens)
+    refuse_unfit(loaded.model, requests, settings)
     batches = [requests[at : at + batch_size] for at in range(0, len(requests), batch_size)]
     recorder = Recorder(loaded.model, score_width=score_width, horizons=horizons)
     manifest = manifest_of(
@@ -127,7 +130,10 @@ def record(
     rerouting = None if reroute is None else Rerouting(loaded.model, reroute)
     announce = unheard if rerouting is None else rerouting.announce
     tally = _Tally()
-    with _threads_for(loaded), TraceWriter(out, manifest, rows_per_part=rows_per_part) as writer:
+    with (
+        threads_for(loaded.model),
+        TraceWriter(out, manifest, rows_per_part=rows_per_part) as writer,
+    ):
         hooks = hook_overhead(loaded.model, settings, batches[0], recorder)
         bar = tqdm(total=len(requests), unit="prompt", disable=None)
         with rerouting or nullcontext(), recorder, bar:
@@ -146,29 +152,3 @@ def record(
         write_fraction=tally.write_seconds / plain,
         change=None if rerouting is None else rerouting.change,
     )
-
-
-@contextmanager
-def _threads_for(loaded: LoadedModel) -> Iterator[None]:
-    """One thread for a small model: more only wait for each other.
-
-    On two cores that others use, too, the bundled model took ten times longer with two threads.
-    """
-    before = torch.get_num_threads()
-    if loaded.model.num_parameters() < SMALL_MODEL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _check_lengths(model: PreTrainedModel, requests: Sequence[Request], new_tokens: int) -> None:
-    limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
-    for request in requests:
-        length = len(request.prompt) + new_tokens
-        if limit is not None and length > limit:
-            raise UserError(
-                f"prompt {request.index} has {len(request.prompt)} tokens, with "
-                f"decode.max_new_tokens={new_tokens} more than the model's {limit} positions"
-            )
