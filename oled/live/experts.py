@@ -5,7 +5,7 @@ Letters: E experts of a layer, I width, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from oled.errors import UserError
+from oled.live.backends.products import DTYPES
 from oled.live.kernels import CLAMPED_SWIGLU, SILU, ExpertForm, combine, compute, group_pairs
-from oled.live.store import HostStore
+from oled.live.store import NUMBERS, HostStore, Numbers
+from oled.record.dispatch import experts_of
 from oled.record.modules import MoeLayer
 
-_TOLERANCE = 1e-4  # of the largest output; both sides sum in fp32, in different orders
+_TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+"""Of the largest output: sums in different orders, and rounding where the module is in half."""
 
 
 def form_of_experts(entry: MoeLayer) -> ExpertForm:
@@ -28,8 +31,6 @@ def form_of_experts(entry: MoeLayer) -> ExpertForm:
     experts: Any = entry.experts
     kind = type(experts).__name__
     down = experts.get_parameter("down_proj")
-    if down.dtype is not torch.float32:
-        raise UserError(f"{entry.name} is in {down.dtype}: live runs compute in float32")
     if not experts.has_gate or experts.has_post_expert_norm:
         raise UserError(f"{entry.name}: {kind} has no gate, or a norm behind it; not known here")
     hidden, width = down.shape[1:]
@@ -56,13 +57,27 @@ def common_form(layers: Sequence[MoeLayer]) -> ExpertForm:
     return forms[0]
 
 
+def numbers_of(layers: Sequence[MoeLayer], allowed: Sequence[str]) -> Numbers:
+    """The numbers that all experts are kept in, which must be one kind of those allowed."""
+    kinds = {entry.name: entry.experts.get_parameter("down_proj").dtype for entry in layers}
+    first = next(iter(kinds.values()))
+    for name, dtype in kinds.items():
+        kind = str(dtype).removeprefix("torch.")
+        if kind not in allowed:
+            raise UserError(f"{name} is in {kind}: this backend computes in {' or '.join(allowed)}")
+        if dtype is not first:
+            raise UserError(f"{name} is in {kind}, other layers are in {first}")
+    return NUMBERS[str(first).removeprefix("torch.")]
+
+
 @torch.no_grad()
 def take_experts(layers: Sequence[MoeLayer]) -> HostStore:
     """Move all experts into a host store, a layer at a time; the modules get views of it."""
-    form = common_form(layers)
-    store = HostStore.empty(form, np.array([entry.num_experts for entry in layers], np.int64))
+    form, numbers = common_form(layers), numbers_of(layers, tuple(NUMBERS))
+    counts = np.array([entry.num_experts for entry in layers], np.int64)
+    store = HostStore.empty(form, counts, numbers)
     for index, entry in enumerate(layers):
-        rows = torch.from_numpy(store.rows(index))
+        rows = torch.from_numpy(store.rows(index)).view(DTYPES[numbers.name])
         expected = _probe(entry)
         for name, view in _views(rows, entry.experts, form).items():
             view.copy_(entry.experts.get_parameter(name))
@@ -71,6 +86,35 @@ def take_experts(layers: Sequence[MoeLayer]) -> HostStore:
                 setattr(place.experts, name, taken)
         _verify(entry, store, index, expected)
     return store
+
+
+def size_of_the_rest(model: nn.Module, layers: Sequence[MoeLayer]) -> int:
+    """Bytes of everything in the model but its experts."""
+    tensors = {id(tensor): tensor for _, _, tensor in _rest(model, layers)}
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def move_the_rest(model: nn.Module, layers: Sequence[MoeLayer], device: str) -> None:
+    """Everything but the experts goes to a device; nothing happens if it is there."""
+    for owner, name, tensor in _rest(model, layers):
+        if isinstance(tensor, nn.Parameter):
+            tensor.data = tensor.data.to(device)
+        else:
+            owner[name] = tensor.to(device)
+
+
+def _rest(
+    model: nn.Module, layers: Sequence[MoeLayer]
+) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Parameters and buffers outside the experts, each with its owner and name there."""
+    experts = set(experts_of(layers))
+    for module in model.modules():
+        if module in experts:
+            continue
+        for owner in (module._parameters, module._buffers):
+            for name, tensor in owner.items():
+                if tensor is not None:
+                    yield owner, name, tensor
 
 
 def _views(rows: Tensor, experts: Any, form: ExpertForm) -> dict[str, Tensor]:
@@ -95,41 +139,48 @@ def _probe_inputs(entry: MoeLayer) -> tuple[Tensor, Tensor, Tensor]:
     hidden = form_of_experts(entry).hidden
     x = torch.randn(2, hidden, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[0, entry.num_experts - 1]] * 2)
-    return x, ids, torch.tensor([[0.75, 0.25], [0.5, 1.5]])
+    dtype = entry.experts.get_parameter("down_proj").dtype
+    return x.to(dtype), ids, torch.tensor([[0.75, 0.25], [0.5, 1.5]]).to(dtype)
 
 
 def _probe(entry: MoeLayer) -> Tensor:
     output: Tensor = entry.places[0].plain_forward()(entry.experts, *_probe_inputs(entry))
-    return output
+    return output.float()
 
 
 def _verify(entry: MoeLayer, store: HostStore, index: int, expected: Tensor) -> None:
-    """Our arithmetic on the store must be the module's own."""
-    x, ids, weights = _probe_inputs(entry)
+    """Our arithmetic on the store, in float32, must be the module's own."""
+    x, ids, weights = (given.numpy() for given in _as_float32(_probe_inputs(entry)))
+    chosen = np.unique(ids)
+    experts = store.numbers.widened(store.rows(index)[chosen])
     positions = np.full(entry.num_experts, -1, np.int64)
-    active = np.unique(ids.numpy())
-    positions[active] = np.arange(len(active))
-    starts, pairs = np.zeros(len(active) + 1, np.int64), np.zeros(ids.numel(), np.int64)
-    group_pairs(ids.reshape(-1).numpy().astype(np.int32), positions, starts, pairs)
-    y = np.zeros((ids.numel(), store.form.hidden), np.float32)
+    positions[chosen] = np.arange(len(chosen))
+    starts, pairs = np.zeros(len(chosen) + 1, np.int64), np.zeros(ids.size, np.int64)
+    group_pairs(ids.reshape(-1).astype(np.int32), positions, starts, pairs)
+    y = np.zeros((ids.size, store.form.hidden), np.float32)
     out = np.zeros((len(x), store.form.hidden), np.float32)
     compute(
-        store.rows(index),
-        active,
-        np.arange(len(active)),
+        experts,
+        np.arange(len(chosen)),
+        np.arange(len(chosen)),
         starts,
         pairs,
         ids.shape[1],
-        x.numpy(),
-        weights.reshape(-1).numpy(),
+        x,
+        weights.reshape(-1),
         y,
         np.zeros(store.form.width, np.float32),
         store.form,
     )
     combine(y, ids.shape[1], out)
     worst = float((expected - torch.from_numpy(out)).abs().max())
-    if not worst <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+    if not worst <= _TOLERANCE[store.numbers.name] * max(1.0, float(expected.abs().max())):
         raise UserError(
             f"{entry.name}: {type(entry.experts).__name__} computes something else than the gated "
             f"layer that its parameters look like (off by {worst:.2g}); not known here"
         )
+
+
+def _as_float32(given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    x, ids, weights = given
+    return x.float(), ids, weights.float()

@@ -5,26 +5,27 @@ Dense parts and heads take their nominal time and compute nothing.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
 from oled.hardware import CostTables
-from oled.live.backends.emulated import Emulated
+from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.decider import Decider
 from oled.live.executor import Executor, device_slots, refuse_unsupported
 from oled.live.given import forwards_of
 from oled.live.kernels import SILU, ExpertForm, Floats
+from oled.live.outputs import Outputs
 from oled.live.planlog import LinkLog, PlanLog
-from oled.live.store import HostStore, Preflight, free_host_memory
+from oled.live.store import HostStore
 from oled.policies.composition import Composition
 from oled.sim.calibration import Calibration
 from oled.sim.lanes import LOG_DENSE, LOG_HEAD
-from oled.sim.prepare import assemble
+from oled.sim.prepare import Assembly, assemble
 from oled.sim.replay import step_of
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
@@ -115,7 +116,7 @@ class LiveReplay:
 
     plans: PlanLog
     link: LinkLog
-    outputs: tuple[bytes, ...]  # [S] digest of each layer-step's outputs
+    outputs: Outputs
     begin_ns: NDArray[np.int64]  # [F] actual
     end_ns: NDArray[np.int64]  # [F]
     late_ns: NDArray[np.int64]  # [F] worst lateness of any lane against its own deadlines
@@ -133,35 +134,34 @@ def live_replay(
     settings: Settings,
     calibration: Calibration | None = None,
     *,
+    kind: Kind = EMULATED,
     paced: bool = True,
     inputs: Sequence[Floats] | None = None,
+    keep_outputs: bool = True,
 ) -> LiveReplay:
-    """Run `routing` on the emulated backend; `inputs` f32[T, H] by layer-step, else random."""
+    """Run `routing` on a backend; `inputs` f32[T, H] by layer-step, else random.
+
+    Outputs are kept where they are computed until the run is over.
+    """
     refuse_unsupported(composition, settings)
     steps = routing.steps
     ready = assemble(steps, costs, composition, budget, settings, calibration)
-    slots = device_slots(
-        ready.start.capacity,
-        budget.total_bytes if ready.rules.pooled else 0,
-        costs.expert_bytes,
-        settings.staging_slots,
-    )
-    Preflight(0, 0, slots * store.form.size * 4, 0, free_host_memory(), None).check()
-    backend = Emulated(store, slots, ready.costs, paced=paced)
+    slots = slots_of(ready, costs, budget, settings)
+    kind.preflight(0, slots * store.expert_bytes).check()
+    backend = kind.make(store, slots, ready.costs, paced)
     executor = Executor(store, slots, Decider(ready), backend)
-    bank = np.random.default_rng(settings.seed).standard_normal(
-        (int(steps.tokens.max()) + 64, store.form.hidden), dtype=np.float32
-    )
-    outputs: list[bytes] = []
+    rng = np.random.default_rng(settings.seed)
+    shape = (int(steps.tokens.max()) + 64, store.form.hidden)
+    bank = backend.adopt(rng.standard_normal(shape, dtype=np.float32))
+    outputs: list[Any] = []
     times = np.zeros((3, steps.num_forwards), np.int64)
     work_ns = np.zeros((steps.num_forwards, 4), np.int64)
     work = ready.work
     prepared = []  # while no time counts
     for index, (forward, weight) in enumerate(zip(steps.forward, routing.weights, strict=True)):
         row = index % 64
-        x = bank[row : row + len(weight)] if inputs is None else inputs[index]
-        step = step_of(work, index, int(forward))
-        prepared.append((step, backend.adopt(weight), backend.adopt(x)))
+        x = bank[row : row + len(weight)] if inputs is None else backend.adopt(inputs[index])
+        prepared.append((step_of(work, index, int(forward)), backend.adopt(weight), x))
     with executor:
         for at, resets in forwards_of(work, ready.options.persistent):
             forward = at.forward
@@ -169,19 +169,20 @@ def live_replay(
                 executor.begin_request()
             times[0, forward] = backend.now
             executor.begin_forward(at)
-            computed = []
             for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
                 step, weight, x = prepared[index]
                 backend.host(LOG_DENSE, int(work.dense_ns[forward]), forward, step.layer)
-                computed.append(executor.run(step, ready.side, routing.ids[index], weight, x))
-            outputs += map(_digest, computed)  # while the head takes its time
+                out = executor.run(step, ready.side, routing.ids[index], weight, x)
+                if keep_outputs:
+                    outputs.append(out)
             backend.host(LOG_HEAD, int(work.head_ns[forward]), forward, -1)
             times[1, forward] = backend.now
             times[2, forward], work_ns[forward] = backend.take()
+        read = Outputs([backend.read(out) for out in outputs])
     return LiveReplay(
         plans=executor.decider.log(),
         link=executor.decider.link_log(),
-        outputs=tuple(outputs),
+        outputs=read,
         begin_ns=times[0],
         end_ns=times[1],
         late_ns=times[2],
@@ -191,5 +192,9 @@ def live_replay(
     )
 
 
-def _digest(outputs: Floats) -> bytes:
-    return hashlib.blake2b(outputs.tobytes(), digest_size=8).digest()
+def slots_of(ready: Assembly, costs: CostTables, budget: Budget, settings: Settings) -> int:
+    """Slots on the device that a configuration needs."""
+    total_bytes = budget.total_bytes if ready.rules.pooled else 0
+    return device_slots(
+        ready.start.capacity, total_bytes, costs.expert_bytes, settings.staging_slots
+    )

@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs
-from oled.live.backends.emulated import Emulated
+from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.decider import Decider
 from oled.live.executor import Executor, device_slots, refuse_unsupported
-from oled.live.experts import common_form, take_experts
+from oled.live.experts import common_form, move_the_rest, numbers_of, size_of_the_rest, take_experts
 from oled.live.hooks import Offloaded
 from oled.live.planlog import PlanLog, first_difference
 from oled.live.steplog import StepLog, empty_steps
-from oled.live.store import Preflight, free_host_memory
+from oled.live.store import Preflight
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
@@ -115,10 +114,12 @@ def live_run(
     settings: Settings,
     machine: Machine,
     calibration: Calibration | None = None,
+    kind: Kind = EMULATED,
 ) -> LiveRun:
-    """Decode the prompts, one after the other, under a policy; on the emulated backend.
+    """Decode the prompts, one after the other, under a policy.
 
-    The model's experts move into the host store and stay there as its parameters.
+    The model, which is on the CPU, goes where the backend computes; its experts move into the host
+    store and stay there as its parameters.
     """
     refuse_unsupported(composition, settings)
     missing = composition.needs & _KNOWN_LATER
@@ -130,8 +131,8 @@ def live_run(
             f"a live run has none"
         )
     layers = moe_layers(loaded.model)
-    form = common_form(layers)
-    geometry = geometry_of(loaded.model, torch.float32)
+    form, numbers = common_form(layers), numbers_of(layers, kind.numbers)
+    geometry = geometry_of(loaded.model)
     known = empty_steps(geometry)
     decoding = decode.resolve(loaded.model, loaded.tokenizer)
     requests = tokenize(prompts, loaded.tokenizer)
@@ -143,19 +144,20 @@ def live_run(
     slots = device_slots(
         ready.start.capacity, pooled_bytes, costs.expert_bytes, settings.staging_slots
     )
-    row = form.size * 4
-    preflight = Preflight(
-        store=int(known.num_experts.sum()) * row,
-        pinned=0,
-        device=slots * row,
+    row = form.size * numbers.bytes
+    experts = int(known.num_experts.sum()) * row
+    preflight = kind.preflight(
+        experts,
+        slots * row,
         building=int(known.num_experts.max()) * row,
-        host_free=free_host_memory(),
-        device_free=None,
-        replaced=int(known.num_experts.sum()) * row,  # float32 on both sides
+        replaced=experts,
+        beside=size_of_the_rest(loaded.model, layers),
     )
     preflight.check()
-    backend = Emulated(take_experts(layers), slots, ready.costs, paced=machine.paced)
-    executor = Executor(backend.store, slots, Decider(ready), backend)
+    store = take_experts(layers)
+    move_the_rest(loaded.model, layers, kind.device)
+    backend = kind.make(store, slots, ready.costs, machine.paced)
+    executor = Executor(store, slots, Decider(ready), backend)
     log = StepLog(known.num_experts, known.top_k)
     passes: list[Pass] = []
     times: list[int] = []

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from oled.hardware import Profile, Runtime, build_costs
+from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.executor import refuse_unsupported
 from oled.live.kernels import SILU, ExpertForm
 from oled.live.planlog import PlanLog, first_difference
-from oled.live.replay import LiveReplay, Routing, form_of, live_replay
-from oled.live.store import HostStore, Preflight, free_host_memory
+from oled.live.replay import LiveReplay, Routing, form_of, live_replay, slots_of
+from oled.live.store import NUMBERS, HostStore
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
 from oled.paths import trace_path
 from oled.policies.composition import Composition
 from oled.sim.api import calibrate
 from oled.sim.metrics import count_metrics, tpot_ns
-from oled.sim.prepare import Replay, replay_steps
+from oled.sim.prepare import Replay, assemble, replay_steps
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
 from oled.sim.subject import Subject
@@ -95,11 +98,15 @@ def run_trace(
     runtime: Runtime,
     geometry: ModelGeometry | None = None,
     *,
+    kind: Kind = EMULATED,
     paced: bool = False,
     forwards: int | None = None,
     calibration: str | None = None,
 ) -> TraceRun:
-    """Run it live and simulate it. `geometry`: experts and times of that model's size."""
+    """Run it live and simulate it. `geometry`: experts and times of that model's size.
+
+    Weights are random, in the numbers that the backend likes best.
+    """
     refuse_unsupported(composition, settings)
     trace = load(trace_path(source))
     subject = Subject.of(trace)
@@ -110,8 +117,8 @@ def run_trace(
     if geometry is not None:
         hidden, width = geometry.hidden_size, geometry.moe_intermediate_size
         form = ExpertForm(hidden, width, False, False, SILU, 0.0, 0.0)
-    size = form.size * 4
-    Preflight(int(steps.num_experts.sum()) * size, 0, 0, 0, free_host_memory(), None).check()
+    numbers = NUMBERS[kind.numbers[0]]
+    size = form.size * numbers.bytes
     own = replace(trace.geometry, expert_bytes=(size,) * steps.num_layers)
     costs = build_costs(
         own,
@@ -125,8 +132,15 @@ def run_trace(
         pinned=settings.pinned,
     )
     budget = parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
-    store = HostStore.random(form, steps.num_experts, settings.seed)
-    live = live_replay(routing, store, costs, composition, budget, settings, learned, paced=paced)
+    ready = assemble(steps, costs, composition, budget, settings, learned)
+    slots = slots_of(ready, costs, budget, settings)
+    kind.preflight(int(steps.num_experts.sum()) * size, slots * size).check()
+    filling = partial(tqdm, desc="random experts", unit="expert", disable=None)
+    store = HostStore.random(form, steps.num_experts, settings.seed, numbers, filling)
+    live = live_replay(
+        routing, store, costs, composition, budget, settings, learned,
+        kind=kind, paced=paced, keep_outputs=False,
+    )  # fmt: skip
     asked = replace(settings, plans=True, timeline=(0, steps.num_forwards))
     simulated = replay_steps(steps, costs, composition, budget, asked, learned)
     return TraceRun(steps, live, simulated, trace.geometry.moe_layers, paced)

@@ -16,6 +16,7 @@ from oled.hardware import CostTables, Profile, Runtime, build_costs
 from oled.live.executor import refuse_unsupported
 from oled.live.given import difference
 from oled.live.machine import machine
+from oled.live.outputs import Outputs
 from oled.live.planlog import PlanLog, equal_share
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay
 from oled.live.store import HostStore
@@ -199,7 +200,7 @@ def _pair(
     costs: CostTables,
     chosen: Configuration,
     runs: Sequence[LiveReplay],
-    outputs: tuple[bytes, ...],
+    outputs: Outputs,
 ) -> Pair:
     steps = routing.steps
     budget = parse_slots(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from oled.hardware import CostTables, build_costs, load_profile, load_runtime
+from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay
 from oled.live.store import HostStore
 from oled.paths import trace_path
@@ -47,6 +48,7 @@ def run(
     slots: int | float,
     *,
     paced: bool = False,
+    kind: Kind = EMULATED,
     **fields: Any,
 ) -> LiveReplay:
     routing, store, costs = ready
@@ -55,7 +57,7 @@ def run(
         slots, settings.scope, routing.steps.num_experts, routing.steps.expert_bytes
     )
     return live_replay(
-        routing, store, costs, load_composition(policy), budget, settings, paced=paced
+        routing, store, costs, load_composition(policy), budget, settings, paced=paced, kind=kind
     )
 
 

@@ -47,7 +47,7 @@ class LazyDevice:
         self._streams: list[LazyStream] = []
 
     def enter(self) -> None:
-        pass
+        torch.set_num_threads(1)  # of this thread: products are the same in all of them
 
     def compute_stream(self) -> LazyStream:
         return self.stream()

@@ -12,7 +12,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from oled.errors import UserError
 from oled.hardware import load_profile, load_runtime
-from oled.live.experts import take_experts
+from oled.live.experts import numbers_of, take_experts
 from oled.live.run import LiveRun, Machine, compare_decisions, live_run
 from oled.live.store import Preflight, free_host_memory
 from oled.policies.composition import load_composition
@@ -164,8 +164,8 @@ def test_another_activation_is_refused():
 
 def test_half_precision_is_refused():
     model = build("qwen3_moe").to(torch.bfloat16)
-    with pytest.raises(UserError, match="live runs compute in float32"):
-        take_experts(moe_layers(model))
+    with pytest.raises(UserError, match="is in bfloat16: this backend computes in float32"):
+        numbers_of(moe_layers(model), ("float32",))
 
 
 def test_a_failure_gives_the_model_back(tiny, monkeypatch):
@@ -197,8 +197,9 @@ def test_the_store_holds_the_experts_once(tiny):
 
 def test_preflight_refuses_before_anything_is_allocated(tiny, monkeypatch):
     import oled.live.run as module
+    from oled.live.backends import kinds
 
-    monkeypatch.setattr(module, "free_host_memory", lambda: 70 * 2**20)
+    monkeypatch.setattr(kinds, "free_host_memory", lambda: 70 * 2**20)
     monkeypatch.setattr(module, "take_experts", lambda layers: pytest.fail("allocated"))
     with pytest.raises(UserError, match=r"needs 72\.2 MiB of host memory more") as told:
         decode(tiny, "lru", 10)
