@@ -52,8 +52,11 @@ def plain_prompt(text: str, reference: str | None = None, source: str = "api") -
 def load_prompts(path: str | Path, *, skip: int = 0, limit: int | None = None) -> list[Prompt]:
     """Lines `skip` + 1 and following of a JSONL file, at most `limit`."""
     file = Path(path)
+    if skip < 0 or (limit is not None and limit < 1):
+        raise UserError(f"skip={skip} limit={limit}: use 0 or more, and at least 1 or null")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # JSON's strings may hold other line ends than the one between its lines
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"prompts={file} can not be read: {error}") from None
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
