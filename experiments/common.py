@@ -25,6 +25,9 @@ RUNTIMES = ["graph_fused", "expert_loop"]
 MINI = {"trace.geometry": "llada2_mini", "hardware": "rtx5090_xeon8470q"}
 FLASH = {"trace.geometry": "llada2_flash", "hardware": "rtx_pro_6000"}
 """LLaDA2.0-flash at 40 slots does not fit 32 GB; the paper's second machine is not public."""
+SCORES = 64
+"""Router scores kept of each token, of 256: what HybriMoE and FineMoE rank by, at a quarter of the
+size."""
 
 
 def synthetic(small: bool, requests: int = 16, **fields: Any) -> dict[str, Any]:
@@ -34,5 +37,5 @@ def synthetic(small: bool, requests: int = 16, **fields: Any) -> dict[str, Any]:
 
 
 def for_systems(small: bool, requests: int = 4, **fields: Any) -> dict[str, Any]:
-    """With what some systems need: scores of all experts, and next-gate predictions."""
-    return synthetic(small, requests, scores=True, horizons=3, **fields)
+    """With what some systems need: router scores, and next-gate predictions."""
+    return synthetic(small, requests, scores=SCORES, horizons=3, **fields)

@@ -25,7 +25,7 @@ KINDS = {
 
 def rows(run: Run) -> pd.DataFrame:
     """The simulator's own slices of the second forward of the first block."""
-    spec = Synthetic(requests=2, scores=True, horizons=3)
+    spec = Synthetic(requests=2, scores=common.SCORES, horizons=3)
     subject, learned = Subject.of(spec.folder()), Subject.of(spec.calibration().folder())
     first = first_block(subject.steps)[0] + 1
     found = []

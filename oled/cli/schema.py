@@ -32,10 +32,11 @@ class SyntheticTrace(Trace):
     requests: int = MISSING
     process: str = MISSING
     workload: str = MISSING
+    decoding: str = MISSING
     seed: int = MISSING
     model_seed: int = MISSING
     horizons: int = MISSING
-    scores: bool = MISSING
+    scores: int = MISSING
 
 
 @dataclass

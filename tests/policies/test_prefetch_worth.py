@@ -25,7 +25,7 @@ GEOMETRY = Geometry(
 )
 SATURATED = {"hardware": "laptop_x8", "runtime": "graph_fused", "slots": 12}
 IDLE = {"hardware": "rtx5090_xeon8470q", "runtime": "eager_fused", "slots": 24}
-LOAD = Workload(requests=2, blocks=3, horizons=3, scores=64)
+LOAD = Workload(requests=3, blocks=4, horizons=3, scores=64)
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ TOY = Geometry(
     hidden_size=256,
     moe_intermediate_size=128,
 )
-LOAD = Workload(requests=3, prompt_blocks=2, blocks=2, block_length=8, horizons=2, scores=16)
+LOAD = Workload(requests=4, prompt_blocks=2, blocks=3, block_length=8, horizons=2, scores=16)
 NAMES = composition_names()
 VARIANTS = {
     "as usual": {},

@@ -60,22 +60,22 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 def test_figures_of_llada2_mini() -> None:
-    """The targets of the fit, loosely: one seed, few requests."""
+    """What the fit gives, loosely: one seed, few requests (tests/studies has the targets)."""
     found = locality(synthetic_trace(llada2_mini(), Workload(requests=4, blocks=10)))
     assert found.active is not None
     assert found.tokens_per_forward is not None
     assert found.persistence is not None
     assert found.boundary is not None
     assert found.boundary.after_denoise is not None
-    assert found.overlap[1].of_new.value == pytest.approx(0.87, abs=0.03)
-    assert found.overlap[5].of_new.value == pytest.approx(0.68, abs=0.05)
-    assert found.overlap[1].cosine.value == pytest.approx(0.974, abs=0.02)
-    assert found.boundary.after_denoise.of_new.value == pytest.approx(0.745, abs=0.06)
-    assert found.active.mean.value == pytest.approx(50, abs=6)
+    assert found.overlap[1].of_new.value == pytest.approx(0.86, abs=0.02)
+    assert found.overlap[5].of_new.value == pytest.approx(0.57, abs=0.05)
+    assert found.overlap[1].cosine.value == pytest.approx(0.973, abs=0.01)
+    assert found.boundary.after_denoise.of_new.value == pytest.approx(0.76, abs=0.06)
+    assert found.active.mean.value == pytest.approx(47.5, abs=4)
     assert found.tokens_per_forward.value == pytest.approx(2.45, abs=0.3)
     kept = found.persistence.by_transition
-    assert kept["masked_to_masked"] == pytest.approx(0.925, abs=0.03)
-    assert kept["masked_to_decoded"] == pytest.approx(0.53, abs=0.06)
+    assert kept["masked_to_masked"] == pytest.approx(0.94, abs=0.02)
+    assert kept["masked_to_decoded"] == pytest.approx(0.39, abs=0.04)
     assert kept["decoded_to_decoded"] == pytest.approx(0.98, abs=0.02)
 
 

@@ -1,7 +1,11 @@
-"""The compiled part of the made-up model: a matrix product and the router's choice."""
+"""The compiled part of the made-up model: its logits and the router's choice.
+
+Products and sums come in one order on every machine: no BLAS, whose order and threads differ.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,73 +15,195 @@ from oled._jit import njit
 
 Array = NDArray[Any]
 
+TILE = 512
+"""Columns that stay in the nearest cache while a row is summed up."""
+UNROLLED = 4
+"""Terms that are added at a time; their number is a multiple of it."""
+
 
 @njit
 def multiply(left: Array, right: Array, result: Array) -> None:
-    """left f32[T, D] times right f32[D, M] into result f32[T, M].
-
-    Not BLAS: the sums come in one order everywhere, and no threads wait for a busy core.
-    """
+    """left f32[T, D] times right f32[D, M] into result f32[T, M]; D is a multiple of UNROLLED."""
     rows, inner = left.shape
     columns = right.shape[1]
-    for begin in range(0, columns, 1024):
-        end = min(begin + 1024, columns)
+    for begin in range(0, columns, TILE):
+        end = min(begin + TILE, columns)
         for row in range(rows):
-            for column in range(begin, end):
-                result[row, column] = 0.0
-            for i in range(inner):
-                factor = left[row, i]
-                for column in range(begin, end):
-                    result[row, column] += factor * right[i, column]
+            out = result[row, begin:end]
+            for column in range(end - begin):
+                out[column] = 0.0
+            for i in range(0, inner, UNROLLED):
+                a, b, c, d = left[row, i], left[row, i + 1], left[row, i + 2], left[row, i + 3]
+                at_a, at_b = right[i, begin:end], right[i + 1, begin:end]
+                at_c, at_d = right[i + 2, begin:end], right[i + 3, begin:end]
+                for column in range(end - begin):
+                    out[column] += (a * at_a[column] + b * at_b[column]) + (
+                        c * at_c[column] + d * at_d[column]
+                    )
 
 
 @njit
-def select_experts(
-    scores: Array,  # f32[rows, E]
+def add_own(
+    logits: Array,  # f32[T, L, E], added to
+    own: Array,  # f32[T, L, E] of the tokens' content
+    visible: Array,  # f32[T, L] share of it that is seen
+    bias: Array,  # f32[2, L, E] of decoded and of masked tokens
+    masked: Array,  # bool[T]
+) -> None:
+    """What is seen of a token's content, and what the experts are to its state."""
+    tokens, layers, experts = logits.shape
+    for token in range(tokens):
+        state = 1 if masked[token] else 0
+        for layer in range(layers):
+            row, content = logits[token, layer], own[token, layer]
+            level, share = bias[state, layer], visible[token, layer]
+            for expert in range(experts):
+                row[expert] += share * content[expert] + level[expert]
+
+
+@njit
+def route(
+    logits: Array,  # f32[T, L, E]
     groups: int,
     kept_groups: int,
-    ids: Array,  # out u16[rows, k] by falling score
-    weights: Array,  # out f32[rows, k] the selected scores
+    softmax: bool,
+    weight_sum: float,
+    ids: Array,  # out u16[L, T, k] by falling logit
+    weights: Array,  # out f32[L, T, k] sigmoids or exponentials of the chosen, scaled to the sum
 ) -> None:
     """Group-limited top-k: the best groups by the sum of their two best, then the best k in them.
 
     Ties go to the lower id.
     """
-    rows, experts = scores.shape
-    top_k = ids.shape[1]
-    size = experts // groups
-    group_score = np.zeros(groups, dtype=np.float64)
-    open_group = np.zeros(groups, dtype=np.bool_)
-    taken = np.zeros(experts, dtype=np.bool_)
-    for row in range(rows):
-        for g in range(groups):
-            best = -np.inf
-            second = -np.inf
-            for e in range(g * size, (g + 1) * size):
-                value = np.float64(scores[row, e])
-                if value > best:
-                    second = best
-                    best = value
-                elif value > second:
-                    second = value
-            group_score[g] = best + second if size > 1 else best
-            open_group[g] = False
-        for _ in range(kept_groups):
-            chosen = -1
-            for g in range(groups):
-                if not open_group[g] and (chosen < 0 or group_score[g] > group_score[chosen]):
-                    chosen = g
-            open_group[chosen] = True
-        for slot in range(top_k):
-            chosen = -1
-            for g in range(groups):
-                if not open_group[g]:
+    tokens, layers, experts = logits.shape
+    best = np.empty(groups, dtype=np.float32)
+    second = np.empty(groups, dtype=np.float32)
+    is_open = np.ones(groups, dtype=np.bool_)
+    candidate = np.empty(experts, dtype=np.int64)
+    for token in range(tokens):
+        for layer in range(layers):
+            row = logits[token, layer]
+            _two_best(row, best, second)
+            if kept_groups < groups:
+                _open_groups(best, second, kept_groups, is_open)
+            found = _candidates(row, second, is_open, ids.shape[2], candidate)
+            _sort_best(row, candidate[:found], ids[layer, token])
+            _weigh(row, ids[layer, token], softmax, weight_sum, weights[layer, token])
+
+
+@njit
+def best_scores(
+    logits: Array,  # f32[T, L, E]
+    softmax: bool,
+    ids: Array,  # out u16[L, T, m] ascending
+    values: Array,  # out f32[L, T, m] sigmoids, or shares of all E exponentials
+) -> None:
+    """The m best experts of every token, and the router's scores of them; ties: lower ids."""
+    tokens, layers, experts = logits.shape
+    kept = ids.shape[2]
+    for token in range(tokens):
+        for layer in range(layers):
+            row = logits[token, layer]
+            border = np.partition(row, experts - kept)[experts - kept]
+            at_border = kept
+            total = 0.0
+            for expert in range(experts):
+                total += math.exp(np.float64(row[expert]))
+                at_border -= row[expert] > border
+            slot = 0
+            for expert in range(experts):
+                logit = row[expert]
+                if logit < border or (logit == border and at_border == 0):
                     continue
-                for e in range(g * size, (g + 1) * size):
-                    if not taken[e] and (chosen < 0 or scores[row, e] > scores[row, chosen]):
-                        chosen = e
-            taken[chosen] = True
-            ids[row, slot] = chosen
-            weights[row, slot] = scores[row, chosen]
-        for slot in range(top_k):
-            taken[ids[row, slot]] = False
+                at_border -= logit == border
+                ids[layer, token, slot] = expert
+                values[layer, token, slot] = (
+                    math.exp(np.float64(logit)) / total if softmax else _sigmoid(logit)
+                )
+                slot += 1
+
+
+@njit
+def _two_best(row: Array, best: Array, second: Array) -> None:
+    """The two highest logits of each group; without branches, whose outcome is a coin's."""
+    groups = best.shape[0]
+    size = row.shape[0] // groups
+    for group in range(groups):
+        high, low = np.float32(-np.inf), np.float32(-np.inf)
+        for expert in range(group * size, (group + 1) * size):
+            logit = row[expert]
+            smaller = logit if logit < high else high
+            high = logit if logit > high else high
+            low = smaller if smaller > low else low
+        best[group], second[group] = high, low
+
+
+@njit
+def _open_groups(best: Array, second: Array, kept: int, is_open: Array) -> None:
+    """Which groups a token may use: `kept` of them."""
+    for group in range(best.shape[0]):
+        is_open[group] = False
+    for _ in range(kept):
+        chosen, highest = -1, -1.0
+        for group in range(best.shape[0]):
+            score = _sigmoid(best[group]) + _sigmoid(second[group])
+            if not is_open[group] and score > highest:
+                chosen, highest = group, score
+        is_open[chosen] = True
+
+
+@njit
+def _candidates(row: Array, second: Array, is_open: Array, top_k: int, candidate: Array) -> int:
+    """Experts of open groups that can be among the best k, ascending; how many these are.
+
+    Where the open groups' two best are k experts or more, none below all of them is chosen.
+    """
+    size = row.shape[0] // is_open.shape[0]
+    border = np.float32(np.inf)
+    known = 0
+    for group in range(is_open.shape[0]):
+        if is_open[group]:
+            border = second[group] if second[group] < border else border
+            known += 2
+    if known < top_k:
+        border = np.float32(-np.inf)
+    found = 0
+    for group in range(is_open.shape[0]):
+        if is_open[group]:
+            for expert in range(group * size, (group + 1) * size):
+                candidate[found] = expert
+                found += row[expert] >= border
+    return found
+
+
+@njit
+def _sort_best(row: Array, candidate: Array, chosen: Array) -> None:
+    """The best of the candidates by falling logit."""
+    top_k = chosen.shape[0]
+    for number in range(candidate.shape[0]):
+        expert = candidate[number]
+        place = min(number, top_k)
+        while place > 0 and row[expert] > row[chosen[place - 1]]:
+            if place < top_k:
+                chosen[place] = chosen[place - 1]
+            place -= 1
+        if place < top_k:
+            chosen[place] = expert
+
+
+@njit
+def _weigh(row: Array, chosen: Array, softmax: bool, weight_sum: float, weights: Array) -> None:
+    """From the logits of the chosen, the first the highest, to their gate weights."""
+    total = 0.0
+    for slot in range(chosen.shape[0]):
+        logit = np.float64(row[chosen[slot]])
+        gate = math.exp(logit - np.float64(row[chosen[0]])) if softmax else _sigmoid(logit)
+        weights[slot] = gate
+        total += gate
+    for slot in range(chosen.shape[0]):
+        weights[slot] = np.float64(weights[slot]) * weight_sum / total
+
+
+@njit
+def _sigmoid(logit: float) -> float:
+    return 1.0 / (1.0 + math.exp(-np.float64(logit)))

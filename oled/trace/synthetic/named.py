@@ -3,9 +3,12 @@
 Each is generated once into a folder of its own name and read from there afterwards; the name says
 `synthetic`, and so does every result that was made from it.
 
-Lengths of the workloads are means: of GSM8K's test questions (240 characters) and HumanEval's
-prompts (451 characters) at four characters a token plus a chat template of 20 tokens; GPQA's
-prompt, and all three output lengths, are assumed. Requests of one trace are equally long.
+Lengths are means at four characters a token, prompts with a chat template of 20 tokens. GSM8K: a
+test question has 240 characters, its solution 293, of which an answer that reasons aloud is assumed
+to need twice as many. HumanEval: a prompt has 451 characters and its solution 181; an answer is
+assumed to repeat the prompt, with a few words around it. GPQA-Diamond: a question with its options
+has about 690 bytes (198 in 136,544, card of a formatted copy); its output is assumed. Requests of
+one trace are equally long, in whole blocks.
 """
 
 from __future__ import annotations
@@ -19,16 +22,28 @@ from pathlib import Path
 from oled.errors import UserError, nearest
 from oled.models.catalogue import ModelGeometry, model_geometry
 from oled.trace.schema import Geometry
-from oled.trace.synthetic.generate import Workload, write_synthetic
+from oled.trace.synthetic.decode import Decoding
+from oled.trace.synthetic.generate import write_synthetic
 from oled.trace.synthetic.process import LAYERED, Process
+from oled.trace.synthetic.requests import Workload
 
 PROCESSES = {"even": Process(), "uneven": LAYERED}
 """Layers that differ little, and layers that differ strongly."""
-LENGTHS = {"gsm8k": (80, 160), "humaneval": (133, 192), "gpqa": (224, 512)}
+LENGTHS = {"gsm8k": (80, 160), "humaneval": (133, 192), "gpqa": (192, 512)}
 """Tokens of prompt and output."""
+DECODINGS = {
+    "llada2": Decoding(),
+    "llada2_1_quality": Decoding(threshold=0.7, edit_threshold=0.5),
+    "llada2_1_speed": Decoding(threshold=0.5, edit_threshold=0.0),
+    "autoregressive": None,
+}
+"""LLaDA2.0's threshold; LLaDA2.1's two, by which tokens are also written anew. Which thresholds its
+modes have is our reading: quality those of diffusers' example, speed those of SGLang's
+`JointThreshold`; both with up to 16 more forwards for edits. None: token by token."""
 GROUPED = ("llada2_mini", "llada2_flash")
-"""Shapes whose router first limits a token to half of its groups of experts."""
-VERSION = 1
+"""Shapes whose router takes sigmoids and first limits a token to half of its groups of experts; the
+others' takes the softmax of the chosen."""
+VERSION = 2
 """Of the generator: a change of what a seed gives needs another number."""
 
 
@@ -41,30 +56,39 @@ class Synthetic:
     requests: int = 8
     process: str = "even"
     workload: str = "gsm8k"
+    decoding: str = "llada2"
     seed: int = 0  # the requests
     model_seed: int = 0  # the made-up model: projections and popularity
     horizons: int = 0  # next-gate predictions
-    scores: bool = False  # router scores of all experts
+    scores: int = 0  # router scores kept of each token, the best ones
 
     def __post_init__(self) -> None:
         model_geometry(self.geometry)
         for value, known, key in (
             (self.process, PROCESSES, "process"),
             (self.workload, LENGTHS, "workload"),
+            (self.decoding, DECODINGS, "decoding"),
         ):
             if value not in known:
                 raise UserError(f"trace.{key}: there is no '{value}'; {nearest(value, known)}")
-        for number, key in ((self.block_length, "block_length"), (self.requests, "requests")):
-            if number < 1:
-                raise UserError(f"trace.{key}={number}: it must be at least 1")
+        for number, least, key in (
+            (self.block_length, 1, "block_length"),
+            (self.requests, 1, "requests"),
+            (self.horizons, 0, "horizons"),
+            (self.scores, 0, "scores"),
+        ):
+            if isinstance(number, bool) or number < least:
+                raise UserError(f"trace.{key}={number}: it must be a number of at least {least}")
 
     @property
     def name(self) -> str:
         """Says everything that makes the trace."""
-        side = (f"-h{self.horizons}" if self.horizons else "") + ("-scores" if self.scores else "")
+        decoding = f"-{self.decoding}" if self.decoding != "llada2" else ""
+        predictions = f"-h{self.horizons}" if self.horizons else ""
+        scores = f"-scores{self.scores}" if self.scores else ""
         return (
             f"synthetic-{self.geometry}-b{self.block_length}-{self.process}-{self.workload}"
-            f"-r{self.requests}-s{self.seed}-m{self.model_seed}{side}"
+            f"{decoding}-r{self.requests}-s{self.seed}-m{self.model_seed}{predictions}{scores}"
         )
 
     def workload_of(self) -> Workload:
@@ -75,16 +99,22 @@ class Synthetic:
             prompt_blocks=-(-prompt // self.block_length),
             blocks=-(-output // self.block_length),
             block_length=self.block_length,
+            decoding=DECODINGS[self.decoding],
             horizons=self.horizons,
-            scores=model_geometry(self.geometry).num_experts if self.scores else 0,
+            scores=self.scores,
         )
 
     def process_of(self) -> Process:
-        """The process, with the router of the geometry."""
+        """The process, with the router of the geometry; SDAR-30B's meets TEAM's figures of it."""
         process = PROCESSES[self.process]
         if self.geometry in GROUPED:
             return process
-        return dataclasses.replace(process, groups=1, kept_groups=1, weight_sum=1.0)
+        flat = dataclasses.replace(process, groups=1, kept_groups=1, softmax=True, weight_sum=1.0)
+        if self.geometry != "sdar_30b":
+            return flat
+        return dataclasses.replace(
+            flat, popularity=0.85 * flat.popularity, confidence_base=flat.confidence_base + 0.9
+        )
 
     def calibration(self) -> Synthetic:
         """Other requests of the same model, for policies that learn beforehand."""
