@@ -28,6 +28,7 @@ NEEDS = {
     "predictions": "a predictor's recorded output",
     "calibration": "a calibration trace (calibration=NAME|DIR)",
     "blocks": "block and denoising-step marks",
+    "stages": "stages (blocks, or marks in autoregressive text)",
     "future": "the routing to come (an oracle)",
 }
 """What a part may need of a trace, in words."""
@@ -35,6 +36,7 @@ INSTEAD = {
     "order": "policy=static_popularity, with a calibration trace, does without",
     "weights": "policies such as lru do without",
     "confidence": "policy=gate_sum goes by gate weights alone",
+    "stages": "workload.stages=FILE|learned marks them by cues in its tokens",
     "scores": "record with score_width=M, the M best scores of each token",
 }
 """What to do where a trace has none."""

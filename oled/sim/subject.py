@@ -129,5 +129,7 @@ def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:
     if steps.pred_offsets is None:
         lacks.add("predictions")
     if (steps.block < 0).all():
+        lacks |= {"blocks", "stages"}
+    if (steps.step < 0).all():
         lacks.add("blocks")
     return frozenset(lacks)

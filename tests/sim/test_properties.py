@@ -77,7 +77,7 @@ def make_case(name: str, seed: int) -> Case:
         num_experts,
         top_k=int(rng.integers(1, 4)),
         requests=int(rng.integers(1, 4)),
-        diffusion=bool("blocks" in needs or rng.random() < 0.7),
+        diffusion=bool({"blocks", "stages"} & needs or rng.random() < 0.7),
         expert_bytes=[int(b) for b in rng.choice([100, 200, 300], len(num_experts))]
         if uneven
         else 100,

@@ -50,7 +50,7 @@ class StageRefill(Prefetch):
 
     chunks: int = 1
 
-    needs = frozenset({"order", "blocks"})
+    needs = frozenset({"order", "stages"})
     ask = ask
 
     def __post_init__(self) -> None:

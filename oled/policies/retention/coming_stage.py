@@ -47,7 +47,7 @@ def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[n
 class ComingStage(Retention):
     """Most used in the stage that begins; frozen until the next boundary."""
 
-    needs = frozenset({"order", "blocks", "calibration", "future"})
+    needs = frozenset({"order", "stages", "calibration", "future"})
     learned = True
     observe = observe
 

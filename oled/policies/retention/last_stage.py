@@ -42,7 +42,7 @@ def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[n
 class LastStage(Retention):
     """Most used in the last stage; frozen until the next boundary."""
 
-    needs = frozenset({"order", "blocks", "calibration"})
+    needs = frozenset({"order", "stages", "calibration"})
     observe = observe
 
     def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
