@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,13 @@ def run(job: Job, config: DictConfig) -> None:
         print(job(_plain(config), out, False))
     except Exception as error:
         failure.append(error)
+        _remove_unused(out, {".hydra", f"{hydra.job.name}.log"})
+
+
+def _remove_unused(out: Path, notes: set[str]) -> None:
+    """The folder of a run that failed before it wrote anything but Hydra's notes."""
+    if {entry.name for entry in out.iterdir()} <= notes and not out.samefile(Path.cwd()):
+        shutil.rmtree(out)
 
 
 def _error_of(job: Job, config: DictConfig, out: Path) -> str | None:

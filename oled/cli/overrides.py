@@ -23,7 +23,10 @@ from oled.cli.usage import UsageError
 from oled.errors import UserError, nearest
 from oled.paths import conf_dir
 
-FOLDER_GROUPS = ("trace", "model")  # have an option `path`
+FOLDER_GROUPS = {  # have an option `path`, and what else may be written
+    "trace": "or a folder",
+    "model": "or a folder or OWNER/NAME of a checkpoint",
+}
 FILE_GROUPS = ("policy", "hardware", "runtime", "topology")  # an option may be a user's YAML
 
 
@@ -87,7 +90,11 @@ def complaint(error: Exception, config_name: str) -> UsageError | None:
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         options = [name for name in error.options if not name.endswith("_schema")]
-        return UsageError(f"there is no {group} '{option}'; {nearest(option, options)}")
+        also = ""
+        if group in FOLDER_GROUPS:
+            options.remove("path")
+            also = f", {FOLDER_GROUPS[group]}"
+        return UsageError(f"there is no {group} '{option}'; {nearest(option, options)}{also}")
     if isinstance(error, OverrideParseException):
         return UsageError(f"'{error.override}' is not key=value: {_first_line(error)}")
     if isinstance(error, MissingMandatoryValue):
