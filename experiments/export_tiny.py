@@ -3,7 +3,7 @@
     python experiments/export_tiny.py --run .work/tiny
 
 Writes weights (fp16, the published per-expert layout), config and tokenizer to `oled/models/tiny`,
-and the training log to `experiments/results/tiny_model`.
+and the training log to `experiments/results/tiny_model`; with `--out DIR` all of it to that folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from train_tiny import Recipe, initial_model
+from tiny_recipe import Recipe, initial_model
 from transformers import PreTrainedTokenizerFast
 
 from oled.models.bundled import tiny_path
@@ -23,9 +23,9 @@ log = logging.getLogger("export_tiny")
 RESULTS = Path(__file__).parent / "results" / "tiny_model"
 
 
-def export(run: Path, folder: Path) -> None:
+def export(run: Path, folder: Path, checkpoint: str = "checkpoint.pt") -> None:
     """Write the model of a training run to `folder`, without anything else of the run."""
-    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    state = torch.load(run / checkpoint, weights_only=True)
     model = initial_model(Recipe())
     model.load_state_dict(state["model"])
     for parameter in model.parameters():  # not the routers' selection biases: they stay fp32
@@ -42,11 +42,13 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, required=True, help="folder of the training run")
+    parser.add_argument("--out", type=Path, help="in place of the package's folders")
     args = parser.parse_args()
-    export(args.run, tiny_path())
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    results = args.out or RESULTS
+    export(args.run, args.out or tiny_path())
+    results.mkdir(parents=True, exist_ok=True)
     for name in ("train_log.jsonl", "recipe.json"):
-        shutil.copy(args.run / name, RESULTS / name)
+        shutil.copy(args.run / name, results / name)
 
 
 if __name__ == "__main__":

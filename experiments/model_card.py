@@ -1,10 +1,11 @@
-"""Measure the bundled model again and put the tables into its card.
+"""Measure the bundled model again and put the tables into its card and into docs/locality.md.
 
     python experiments/model_card.py --data ../shared/data/prompts/gsm8k
 
-The prose of `oled/models/tiny/README.md` is written by hand. What stands between the lines
-`<!-- NAME -->` and `<!-- /NAME -->` is replaced: run, loss, calibration, experts, dtypes,
-locality, samples.
+The prose of both is written by hand. What stands between the lines `<!-- NAME -->` and
+`<!-- /NAME -->` is replaced, wherever it occurs: run, loss, calibration, experts, dtypes,
+free, forced, persistence, samples, policies. `--only NAME …` measures no more than these;
+`--traces DIR` keeps the recordings, and uses those that are there.
 """
 
 from __future__ import annotations
@@ -12,24 +13,33 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
 
+import tiny_attention
 import tiny_locality
 import tiny_measure
+import tiny_policies
 import torch
 from export_tiny import RESULTS
 from tiny_data import Corpus
 from tiny_measure import HeldOut
-from train_tiny import Recipe, held_out
+from tiny_objective import held_out
+from tiny_recipe import Recipe
 
 from oled.models.bundled import load_tiny, tiny_path
 from oled.models.llada2 import LLaDA2MoeModelLM
 from oled.record.decode import BlockDiffusion
 from oled.record.prompts import load_prompts
+from oled.trace.stats import Locality
 
 log = logging.getLogger("model_card")
+DOCS = Path(__file__).parents[1] / "docs" / "locality.md"
+CONTROL = tiny_locality.name_of(tiny_locality.CONTROL, 16)
+BLOCKS = tiny_locality.BLOCKS
 SAMPLES = 6
 LOCALITY_PROMPTS = 24
 DTYPE_WINDOWS = 16  # half precision is slow on a CPU
@@ -41,13 +51,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def fill(card: str, name: str, text: str) -> str:
-    """Replace what stands between the two markers of `name`."""
+def fill(text: str, name: str, part: str) -> str:
+    """Replace what stands between the two markers of `name`, if they are there."""
     start, stop = f"<!-- {name} -->", f"<!-- /{name} -->"
-    if card.count(start) != 1 or card.count(stop) != 1:
-        raise ValueError(f"the card needs exactly one {start} and one {stop}")
-    before, rest = card.split(start)
-    return f"{before}{start}\n{text}\n{stop}{rest.split(stop)[1]}"
+    if text.count(start) != text.count(stop) or text.count(start) > 1:
+        raise ValueError(f"there must be at most one {start} and one {stop}")
+    if start not in text:
+        return text
+    before, rest = text.split(start)
+    return f"{before}{start}\n{part}\n{stop}{rest.split(stop)[1]}"
 
 
 def read_log() -> list[dict[str, float]]:
@@ -56,12 +68,12 @@ def read_log() -> list[dict[str, float]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def run_line(train_tokens: int) -> str:
+def run_line() -> str:
     """How long the training was."""
     last = read_log()[-1]
     return (
-        f"The run: {last['step']:,} steps, {last['tokens'] / 1e6:.1f} M clean tokens "
-        f"({last['tokens'] / train_tokens:.1f} times the data), {last['minutes']:.0f} minutes."
+        f"The run: {last['step']:,} steps, {last['tokens'] / 1e6:.1f} M clean tokens, "
+        f"{last['minutes']:.0f} minutes."
     )
 
 
@@ -105,25 +117,72 @@ def samples(data: Path) -> str:
     return "\n\n".join(parts)
 
 
-def locality(data: Path) -> str:
-    """Overlap, persistence by state and by confidence; the control beside them."""
-    prompts = load_prompts(data / "test.jsonl", skip=SAMPLES, limit=LOCALITY_PROMPTS)
-    found = tiny_locality.measure(prompts)
-    names = tuple(found)
+class Recordings:
+    """The held-out problems recorded in all ways, when they are first asked for."""
+
+    def __init__(self, data: Path, folder: Path) -> None:
+        self.prompts = load_prompts(data / "test.jsonl", skip=SAMPLES, limit=LOCALITY_PROMPTS)
+        self.folder = folder
+
+    @cached_property
+    def paths(self) -> dict[str, Path]:
+        return tiny_locality.record_all(self.prompts, self.folder)
+
+    @cached_property
+    def found(self) -> dict[str, Locality]:
+        return tiny_locality.measure(self.paths)
+
+    def of(self, mode: str) -> dict[str, Locality]:
+        names = [tiny_locality.name_of(mode, block) for block in tiny_locality.BLOCKS]
+        return {name: self.found[name] for name in names}
+
+
+def overlaps(recordings: Recordings, mode: str) -> str:
+    """Overlap, boundaries, active sets and tokens a forward at all block lengths."""
+    found = recordings.of(mode)
+    if mode == "forced":
+        found[CONTROL] = recordings.found[CONTROL]
     forwards = ", ".join(f"{one.forwards} ({name})" for name, one in found.items())
+    published = tiny_locality.Published()
+    return "\n\n".join(
+        (
+            f"{len(recordings.prompts)} held-out problems; forwards recorded: {forwards}.",
+            table(("", *found, "published"), tiny_locality.overlap_rows(found, published)),
+        )
+    )
+
+
+def persistence(recordings: Recordings) -> str:
+    """What becomes of a token's experts, by state and by confidence."""
+    found = {
+        name: recordings.found[name]
+        for name in (*(tiny_locality.name_of(m, 16) for m in ("free", "forced")), CONTROL)
+    }
+    forced = recordings.found[tiny_locality.name_of("forced", 16)]
     parts = [
-        f"{len(prompts)} held-out problems, B 16; forwards recorded: {forwards}.",
-        "Overlap of active sets (chance level in brackets):",
-        table(("", *names, "paper"), tiny_locality.overlap_rows(found)),
         "A token's experts that are kept in the next forward (tokens; rank correlation ρ with its "
         "confidence):",
-        table(("", *names), tiny_locality.state_rows(found)),
+        table(("", *found), tiny_locality.state_rows(found)),
         "The same by confidence, forced (tokens):",
         table(
             ("confidence", "all", *(name.replace("_to_", " → ") for name in tiny_locality.STATES)),
-            tiny_locality.confidence_rows(found["forced"]),
+            tiny_locality.confidence_rows(forced),
         ),
     ]
+    return "\n\n".join(parts)
+
+
+def policies(recordings: Recordings) -> str:
+    """Hit rates at three cache sizes, forced and free."""
+    parts = []
+    for mode in ("forced", "free"):
+        name = tiny_locality.name_of(mode, 16)
+        rankings = tiny_policies.rank(recordings.paths[name])
+        header = [""]
+        for ranking in rankings:
+            header += [f"{ranking.share:.0%} of the experts", "points over the gate"]
+        parts.append(f"{name[0].upper()}{name[1:]}:")
+        parts.append(table(header, tiny_policies.rows(rankings)))
     return "\n\n".join(parts)
 
 
@@ -160,23 +219,38 @@ def calibration_table(run: HeldOut) -> str:
     )
 
 
-def tables(data: Path) -> dict[str, str]:
-    """All generated parts of the card."""
+def makers(data: Path, traces: Path) -> dict[str, Callable[[], str]]:
+    """All generated parts, each of them made when it is called for."""
     recipe = Recipe()
     model, tokenizer = load_tiny()
-    train = tiny_measure.corpus(data / "train.jsonl", tokenizer)
     test = tiny_measure.corpus(data / "test.jsonl", tokenizer)
-    whole = tiny_measure.run_held_out(model, test, recipe, recipe.held_out_windows)
-    part = tiny_measure.run_held_out(model, test, recipe, DTYPE_WINDOWS)
-    shipped = ", ".join(f"{loss:.3f}" for loss in held_out(model, test, recipe).values())
+    recordings = Recordings(data, traces)
+
+    def whole() -> HeldOut:
+        return tiny_measure.run_held_out(model, test, recipe, recipe.held_out_windows)
+
+    def loss() -> str:
+        trained, _ = load_tiny()
+        trained.set_attn_implementation(tiny_attention.NAME)
+        losses = held_out(trained, test, recipe, BLOCKS, recipe.held_out_windows)
+        shipped = ", ".join(f"{loss:.3f}" for loss in losses.values())
+        return f"{loss_table()}\n\nThe shipped weights at B 8, 16, 32, measured again: {shipped}."
+
+    def dtypes() -> str:
+        part = tiny_measure.run_held_out(model, test, recipe, DTYPE_WINDOWS)
+        return dtype_table(part, test, recipe)
+
     return {
-        "run": run_line(len(train.stream)),
-        "loss": f"{loss_table()}\n\nThe shipped weights, measured again: {shipped}.",
-        "calibration": calibration_table(whole),
-        "experts": experts_table(whole, model),
-        "dtypes": dtype_table(part, test, recipe),
-        "locality": locality(data),
-        "samples": samples(data),
+        "run": run_line,
+        "loss": loss,
+        "calibration": lambda: calibration_table(whole()),
+        "experts": lambda: experts_table(whole(), model),
+        "dtypes": dtypes,
+        "free": lambda: overlaps(recordings, "free"),
+        "forced": lambda: overlaps(recordings, "forced"),
+        "persistence": lambda: persistence(recordings),
+        "policies": lambda: policies(recordings),
+        "samples": lambda: samples(data),
     }
 
 
@@ -184,14 +258,18 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K's jsonl files")
+    parser.add_argument("--only", nargs="*", help="parts to measure; all by default")
+    parser.add_argument("--traces", type=Path, help="where recordings are kept")
     args = parser.parse_args()
     torch.set_num_threads(1)  # faster than two for matrices this small
-    card = tiny_path() / "README.md"
-    text = card.read_text(encoding="utf-8")
-    for name, part in tables(args.data).items():
-        text = fill(text, name, part)
-    card.write_text(text, encoding="utf-8")
-    log.info("%s", card)
+    with tempfile.TemporaryDirectory() as temporary:
+        parts = makers(args.data, args.traces or Path(temporary))
+        for name in args.only or parts:
+            part = parts[name]()
+            for page in (tiny_path() / "README.md", DOCS):
+                text = page.read_text(encoding="utf-8")
+                page.write_text(fill(text, name, part), encoding="utf-8")
+            log.info("%s", name)
 
 
 if __name__ == "__main__":

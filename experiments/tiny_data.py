@@ -62,12 +62,19 @@ class Corpus:
     starts: np.ndarray
 
     @classmethod
-    def encode(cls, documents: list[str], tokenizer: PreTrainedTokenizerFast) -> Corpus:
-        """Tokenize the documents in their order."""
+    def encode(
+        cls, documents: list[str], tokenizer: PreTrainedTokenizerFast, longest: int | None = None
+    ) -> Corpus:
+        """Tokenize the documents in their order; those above `longest` tokens start every so many
+        tokens anew, so that a long document is as many windows as it has text for."""
         encoded = tokenizer(documents, add_special_tokens=False)["input_ids"]
         pieces = [np.array([*ids, tokenizer.eos_token_id]) for ids in encoded]
-        starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
-        return cls(np.concatenate(pieces), starts)
+        starts, end = [0], 0
+        for piece in pieces:
+            starts += range(end + (longest or len(piece)), end + len(piece), longest or len(piece))
+            end += len(piece)
+            starts.append(end)
+        return cls(np.concatenate(pieces), np.array(starts))
 
     def windows(self, items: np.ndarray, length: int, seed: int, shuffle: bool = True) -> Tensor:
         """Windows [W, length] number `items` of an endless, stateless series.
@@ -88,6 +95,24 @@ class Corpus:
                 begin = rng.integers(begin, end)
             rows.append(self.stream[np.arange(begin, begin + length) % len(self.stream)])
         return torch.from_numpy(np.stack(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Corpora that take turns: window number i is of corpus `i modulo their number`."""
+
+    turns: tuple[Corpus, ...]
+
+    def windows(self, items: np.ndarray, length: int, seed: int) -> Tensor:
+        """Windows [W, length] of an endless, stateless series; a corpus may have several turns."""
+        rows = []
+        for item in items.tolist():
+            rounds, turn = divmod(item, len(self.turns))
+            corpus = self.turns[turn]
+            own = [place for place, other in enumerate(self.turns) if other is corpus]
+            number = rounds * len(own) + own.index(turn)
+            rows.append(corpus.windows(np.array([number]), length, seed))
+        return torch.cat(rows)
 
 
 def stratified_noise(windows: int, length: int, block: int, rng: np.random.Generator) -> Tensor:
@@ -113,7 +138,12 @@ def doubled_mask(length: int, block: int) -> Tensor:
     return torch.cat((noisy, clean))[None, None]
 
 
-def double(clean: Tensor, noise: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
-    """Token ids and positions, both [W, 2·S], of the doubled sequence."""
-    positions = torch.arange(clean.shape[1]).repeat(2)[None].expand(len(clean), -1)
-    return torch.cat((clean.masked_fill(noise, mask_id), clean), dim=1), positions
+def copies(clean: Tensor, noise: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """Token ids and positions, both [W, (C + 1)·S], of [noisy copies … | clean].
+
+    clean: [W, S]; noise: [W, C, S], what is masked in each noisy copy.
+    """
+    rows = clean[:, None].expand(-1, noise.shape[1] + 1, -1).clone()
+    rows[:, :-1][noise] = mask_id
+    positions = torch.arange(clean.shape[1]).repeat(rows.shape[1])[None].expand(len(clean), -1)
+    return rows.flatten(1), positions

@@ -1,88 +1,115 @@
-"""How local the bundled model's routing is, beside an untrained control, for its card.
+"""How local the bundled model's routing is, for its card: every figure beside its chance level, an
+untrained control and what was published.
 
-Three recordings of the same held-out problems: the model writes (free), the reference answer is
-written at the positions the model chooses, two a forward (forced), and the same with the weights
-that training began with (untrained). `oled.trace.stats` defines and measures everything.
+The same held-out problems are recorded as the model writes (free), along the reference answers,
+which are written at the positions that the model chooses, two a forward (forced), and forced with
+the weights that training began with (untrained). `oled.trace.stats` defines and measures
+everything; intervals are of 95 %, by bootstrap over problems.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from train_tiny import Recipe, initial_model
+from tiny_recipe import Recipe, initial_model
 
 from oled.models.bundled import load_tiny
 from oled.record import BlockDiffusion, LoadedModel, Mode, Prompt, record
-from oled.trace.stats import Locality, Overlap, stats
+from oled.trace.stats import Estimate, Locality, Overlap, stats
 
-FREE = BlockDiffusion(block_length=16, threshold=0.9, max_new_tokens=128)
-FORCED = BlockDiffusion(block_length=16, tokens_per_forward=2, mode=Mode.FORCED, max_new_tokens=128)
-PAPER_ADJACENT, PAPER_BOUNDARY, PAPER_TIMES = ".85–.90", "> .65", "about 8"
-"""OLED-MoE (arXiv 2609.33385), as reported; which of the overlaps it means is not public."""
+BLOCKS = (8, 16, 32)
+FREE = BlockDiffusion(threshold=0.9, max_new_tokens=96)
+FORCED = replace(FREE, mode=Mode.FORCED, tokens_per_forward=2)
+CONTROL = "untrained"
 
 STATES = ("masked_to_masked", "masked_to_decoded", "decoded_to_decoded")
 
-Found = dict[str, Locality]
+Found = Mapping[str, Locality]
 Row = Sequence[object]
 
 
-def measure(prompts: Sequence[Prompt]) -> Found:
-    """Locality of the recordings, by name."""
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Figures of LLaDA2.0-mini, at B 8, 16, 32 or whatever B: OLED (arXiv 2609.33385; which overlap
+    it means is not public), dMoE (arXiv 2605.30876), the LLaDA2.0 report."""
+
+    adjacent: str = ".85–.90"
+    boundary: str = "> .65"
+    share: tuple[str, ...] = (".12", ".19", ".28")
+    times: tuple[str, ...] = ("4.0", "6.1", "8.7")
+    tokens_per_forward: tuple[str, ...] = ("–", "2.44", "2.55")
+
+
+def name_of(mode: str, block: int) -> str:
+    return f"{mode}, B {block}"
+
+
+def record_all(prompts: Sequence[Prompt], folder: Path) -> dict[str, Path]:
+    """The recordings by name; those that are in the folder already are left as they are."""
     model, tokenizer = load_tiny()
     trained = LoadedModel("tiny", model, tokenizer, torch.float16)
-    control = LoadedModel("untrained", initial_model(Recipe()).eval(), tokenizer, torch.float32)
+    control = LoadedModel(CONTROL, initial_model(Recipe()).eval(), tokenizer, torch.float32)
     runs = {
-        "free": (trained, FREE),
-        "forced": (trained, FORCED),
-        "untrained, forced": (control, FORCED),
+        name_of(mode, block): (trained, replace(decode, block_length=block))
+        for mode, decode in (("free", FREE), ("forced", FORCED))
+        for block in BLOCKS
     }
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, (loaded, settings) in runs.items():
-            path = Path(folder) / name
-            record(loaded, prompts, settings, path)
-            found[name] = stats(path)
-    return found
+    runs[name_of(CONTROL, 16)] = (control, replace(FORCED, block_length=16))
+    paths = {}
+    for name, (loaded, settings) in runs.items():
+        paths[name] = folder / name.replace(" ", "").replace(",", "-")
+        if not paths[name].exists():
+            record(loaded, prompts, settings, paths[name])
+    return paths
 
 
-def overlap_rows(found: Found) -> Iterable[Row]:
-    """Overlaps with their chance levels; free, forced, untrained, paper."""
+def measure(paths: Mapping[str, Path]) -> dict[str, Locality]:
+    """Locality of the recordings, by name."""
+    return {name: stats(path) for name, path in paths.items()}
 
-    def of_old(overlap: Overlap | None) -> str:
-        if overlap is None:
-            return "–"
-        return f"{overlap.of_old.value:.3f} ({overlap.chance_of_old:.3f})"
 
-    def of_new(overlap: Overlap | None) -> str:
-        if overlap is None:
-            return "–"
-        return f"{overlap.of_new.value:.3f} ({overlap.chance_of_new:.3f})"
+def overlap_rows(found: Found, published: Published) -> Iterable[Row]:
+    """For recordings of one mode at the block lengths in order: a value a row, with its chance."""
 
-    def row(name: str, paper: str, cell: Callable[[Locality], str]) -> Row:
-        return (name, *(cell(one) for one in found.values()), paper)
+    def row(name: str, cell: Callable[[Locality], str], known: Sequence[str] | str = "–") -> Row:
+        said = [known] * len(BLOCKS) if isinstance(known, str) else known
+        texts = ", ".join(dict.fromkeys(said)) if len(set(said)) > 1 else said[0]
+        return (name, *(cell(one) for one in found.values()), texts)
 
-    yield row("neighbours, of the older set", PAPER_ADJACENT, lambda x: of_old(x.overlap.get(1)))
-    yield row("neighbours, of the newer set", PAPER_ADJACENT, lambda x: of_new(x.overlap.get(1)))
-    yield row("neighbours, Jaccard", "–", lambda x: f"{x.overlap[1].jaccard.value:.3f}")
-    for gap in (2, 3, 5, 7):
-        yield row(
-            f"gap {gap}, of the older set", "falling", lambda x, g=gap: of_old(x.overlap.get(g))
-        )
-    for name, side in (("last denoising", "after_denoise"), ("commit", "after_commit")):
-        for part, cell in (("older", of_old), ("newer", of_new)):
-            yield row(
-                f"boundary from {name}, of the {part} set",
-                PAPER_BOUNDARY,
-                lambda x, s=side, c=cell: c(getattr(x.boundary, s)),
-            )
-    yield row("active share of the experts", "–", lambda x: f"{x.active.share.value:.3f}")
-    yield row("active, times one token's", PAPER_TIMES, lambda x: f"{x.active.times_one_token:.1f}")
-    yield row("active in a commit", "–", lambda x: f"{x.active.by_phase['commit']:.1f}")
-    yield row("denoising forwards a block", "–", lambda x: f"{x.forwards_per_block.value:.1f}")
-    yield row("experts without a token", "–", lambda x: f"{sum(x.popularity.dead)}")
+    def overlap(name: str, of: Callable[[Locality], Overlap | None], known: str) -> Iterable[Row]:
+        for part in ("newer", "older"):
+            yield row(f"{name}, of the {part} set", lambda x, p=part: _overlap(of(x), p), known)
+
+    yield from overlap("neighbours", lambda x: x.overlap.get(1), published.adjacent)
+    yield row("neighbours, Jaccard", lambda x: f"{x.overlap[1].jaccard}")
+    for gap in (3, 5):
+        yield row(f"gap {gap}, of the newer set", lambda x, g=gap: _overlap(x.overlap.get(g)))
+    yield from overlap(
+        "boundary from last denoising", lambda x: x.boundary.after_denoise, published.boundary
+    )
+    yield from overlap("boundary from commit", lambda x: x.boundary.after_commit, "–")
+    yield row("active share of the experts", lambda x: f"{x.active.share}", published.share)
+    yield row("active, times one token's", _times, published.times)
+    yield row("active in a commit", lambda x: f"{x.active.by_phase['commit']:.1f}")
+    yield row("tokens a forward", lambda x: f"{x.tokens_per_forward}", published.tokens_per_forward)
+
+
+def _overlap(overlap: Overlap | None, part: str = "newer") -> str:
+    if overlap is None:
+        return "–"
+    value, chance = {
+        "newer": (overlap.of_new, overlap.chance_of_new),
+        "older": (overlap.of_old, overlap.chance_of_old),
+    }[part]
+    return f"{value} ({chance:.2f})"
+
+
+def _times(one: Locality) -> str:
+    mean = one.active.mean
+    return f"{Estimate(*(x and x / one.top_k for x in (mean.value, mean.low, mean.high)))}"
 
 
 def state_rows(found: Found) -> Iterable[Row]:

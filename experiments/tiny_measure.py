@@ -14,8 +14,8 @@ import numpy as np
 import tiny_data
 import torch
 from tiny_data import Corpus
+from tiny_recipe import Recipe
 from torch import Tensor
-from train_tiny import Recipe
 from transformers import PreTrainedTokenizerFast
 
 from oled.models.bundled import load_tiny
@@ -59,7 +59,7 @@ def run_held_out(model: LLaDA2MoeModelLM, text: Corpus, recipe: Recipe, windows:
     ]
     best, truth = [], []
     for c, n in zip(clean.split(8), noise.split(8), strict=True):
-        ids, positions = tiny_data.double(c, n, model.config.mask_token_id)
+        ids, positions = tiny_data.copies(c, n[:, None], model.config.mask_token_id)
         logits = model(ids, attention_mask=visible, position_ids=positions).logits
         best.append(logits[:, : c.shape[1]][n].float().softmax(-1).max(-1))
         truth.append(c[n])
