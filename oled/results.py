@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,33 @@ def configuration(config: Mapping[str, Any]) -> dict[str, Any]:
         **config["cost"],
         "seed": config["seed"],
     }
+
+
+def claim(folder: Path) -> int:
+    """Two sweeps at once would lose each other's rows: refuses a folder that one is writing to.
+
+    The claim lasts until the returned file descriptor is closed, or the process ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise UserError(
+            f"{folder}: another sweep is writing here; wait for it, or choose another out=DIR"
+        ) from error
+    return handle
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """`folder` is claimed inside."""
+    handle = claim(folder)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def clear_sweep(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,10 +12,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from oled import results
+from oled.errors import UserError
 
 
 class SweepFolder(Callback):
-    """Remembers where the sweep goes, and clears the results of an older one there.
+    """Remembers where the sweep goes, claims it, and clears the results of an older one there.
 
     The table is written outside the callback: Hydra turns a callback's errors into warnings.
     """
@@ -23,7 +25,14 @@ class SweepFolder(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         SweepFolder.path = Path(config.hydra.sweep.dir)
+        try:
+            self._claim = results.claim(SweepFolder.path)
+        except UserError as error:
+            sys.exit(f"oled: {error}")  # Hydra lets this pass
         results.clear_sweep(SweepFolder.path)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        os.close(self._claim)
 
 
 def finish(folder: Path) -> int:

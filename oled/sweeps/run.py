@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +47,22 @@ def sweep(
         by_digest.setdefault(point.digest(hashes[point.trace_name]), point)
     digests = {point: digest for digest, point in by_digest.items()}
     points = list(digests)
-    declaration = {"base": _common(points), "traces": hashes}
-    journal = Journal(Path(out), declaration, resume=resume) if out is not None else None
-    rows = dict(journal.done) if journal else {}
-    missing = [point for point in points if digests[point] not in rows]
-    try:
-        for row in _computed(missing, workers, done=len(points) - len(missing)):
-            rows[digests[row[0]]] = {"digest": digests[row[0]], **row[1]}
-            if journal:
-                journal.append(rows[digests[row[0]]])
-    finally:  # whatever stops the sweep, what is done is kept
-        done = [rows[digests[point]] for point in points if digests[point] in rows]
-        table = results.write_table(done, Path(out) / results.TABLE) if out is not None else None
+    with ExitStack() as claims:
+        journal, rows = None, {}
+        if out is not None:
+            claims.enter_context(results.claimed(Path(out)))
+            declaration = {"base": _common(points), "traces": hashes}
+            journal = Journal(Path(out), declaration, resume=resume)
+            rows = dict(journal.done)
+        missing = [point for point in points if digests[point] not in rows]
+        try:
+            for point, row in _computed(missing, workers, done=len(points) - len(missing)):
+                rows[digests[point]] = {"digest": digests[point], **row}
+                if journal:
+                    journal.append(rows[digests[point]])
+        finally:  # whatever stops the sweep, what is done is kept
+            done = [rows[digests[point]] for point in points if digests[point] in rows]
+            table = results.write_table(done, Path(out) / results.TABLE) if out else None
     return pd.DataFrame(done) if table is None else table
 
 

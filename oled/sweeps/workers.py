@@ -67,7 +67,8 @@ class Workers:
             from ray.util.joblib import register_ray
         except ImportError as error:
             raise UserError("sweep.backend=ray needs the extra: pip install oled[ray]") from error
-        ray.init(address=self.address, num_cpus=None if self.address else self.processes)
+        local = {"num_cpus": self.processes, "include_dashboard": False}
+        ray.init(self.address, log_to_driver=False, **({} if self.address else local))
         try:
             register_ray()
             with parallel_config("ray"):

@@ -184,11 +184,22 @@ def test_a_second_sweep_does_not_mix_with_an_older_one(tmp_path: Path) -> None:
     assert len((tmp_path / ROWS).read_text().splitlines()) == 1
 
 
+def test_two_sweeps_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    two = FIVE | {"cache.slots": [8, 12]}
+    sweep(two, out=tmp_path, workers=HERE)
+    with (
+        results.claimed(tmp_path),
+        pytest.raises(UserError, match="another sweep is writing here"),
+    ):
+        sweep(two, out=tmp_path, workers=HERE)
+    assert len(sweep(two, out=tmp_path, resume=True, workers=HERE)) == 2
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["loky", "dask"])
+@pytest.mark.parametrize("backend", ["loky", "dask", "ray"])
 def test_every_backend_gives_the_same_rows(backend: str) -> None:
-    if backend == "dask":
-        pytest.importorskip("dask.distributed", reason="the extra oled[dask] is not installed")
+    module = {"loky": "joblib", "dask": "dask.distributed", "ray": "ray"}[backend]
+    pytest.importorskip(module, reason=f"the extra oled[{backend}] is not installed")
     axes = FIVE | {"cache.slots": [8, 12]}
     here = sweep(axes, workers=HERE)
     there = sweep(axes, workers=Workers(backend, count=2))
