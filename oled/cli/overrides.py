@@ -38,7 +38,7 @@ def rewrite(overrides: Sequence[str]) -> list[str]:
 def _rewrite_one(override: str) -> Iterator[str]:
     group, _, text = override.partition("=")
     values = text.split(",")
-    if text == "null" and group in FOLDER_GROUPS + FILE_GROUPS:
+    if text == "null" and group in (*FOLDER_GROUPS, *FILE_GROUPS):
         raise UsageError(f"{override}: leave it out")
     if group == "hydra.searchpath":
         for folder in re.findall(r"file://([^,\]\s'\"]+)", text):
