@@ -17,6 +17,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "oled_grouped_bmm"
 GROUP = 8  # experts of one product
+ROUND = 16  # rows are padded to a multiple: few shapes, for each of which a kernel is generated once
 
 
 class Group(NamedTuple):
@@ -43,7 +44,7 @@ class Layout:
         flat = ids.flatten()
         counts = flat.bincount(minlength=experts)
         falling, order = counts.sort(descending=True, stable=True)
-        longest = falling[::GROUP].tolist()
+        longest = (-(-falling[::GROUP] // ROUND) * ROUND).tolist()
         groups, starts, end = [], torch.empty_like(counts), 0
         for number, rows in enumerate(longest):
             here = slice(number * GROUP, min((number + 1) * GROUP, experts))
