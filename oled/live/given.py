@@ -7,7 +7,7 @@ from the same routing when the same pieces begin and cross between the same deci
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from oled.live.decider import Decider, prefetches
@@ -42,13 +42,13 @@ def difference(
     steps: Steps,
     simulated: PlanLog,
     ready: Assembly,
-    side: Side | None = None,
+    side: Callable[[int], Side] | None = None,
 ) -> str | None:
     """Where the simulator's decisions part from the live ones, in words; None if nowhere.
 
     `simulated` is what it decided by itself; where the policy prefetches, its decisions under
-    `link` count instead. `ready`: of `steps`, not run yet. `side`: what the prefetcher saw, if not
-    all of `steps`.
+    `link` count instead. `ready`: of `steps`, not run yet. `side`: what the prefetcher saw
+    in a forward, if not all of `steps`.
     """
     if not prefetches(ready):
         return first_difference(live, simulated, steps)
@@ -56,7 +56,11 @@ def difference(
 
 
 def difference_given(
-    live: PlanLog, link: LinkLog, steps: Steps, ready: Assembly, side: Side | None = None
+    live: PlanLog,
+    link: LinkLog,
+    steps: Steps,
+    ready: Assembly,
+    side: Callable[[int], Side] | None = None,
 ) -> str | None:
     """Where the decisions made under `link` part from the live ones; see `difference`."""
     decider, events = Decider(ready), _Events(link)
@@ -67,9 +71,10 @@ def difference_given(
             events.repeat(decider)
         decider.begin_forward(at)
         events.repeat(decider)
+        seen = ready.side if side is None else side(at.forward)
         for index in range(work.step_offsets[at.forward], work.step_offsets[at.forward + 1]):
             step = step_of(work, index, at.forward)
-            decider.decide(step, side or ready.side)
+            decider.decide(step, seen)
             events.repeat(decider)
             decider.finish(step)
             events.repeat(decider)

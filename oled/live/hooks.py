@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from oled.errors import UserError
 from oled.live.executor import Executor
+from oled.live.gates import Gates
 from oled.live.steplog import StepLog
 from oled.policies.interface import At
 from oled.record.decode import Pass
@@ -26,9 +28,12 @@ class Offloaded:
     `announce` must be called with each pass before it runs and `finish` after it.
     """
 
-    def __init__(self, layers: Sequence[MoeLayer], executor: Executor, log: StepLog) -> None:
+    def __init__(
+        self, layers: Sequence[MoeLayer], executor: Executor, log: StepLog, gates: Gates
+    ) -> None:
         self.executor = executor
         self.log = log
+        self._gates = gates
         self._layers = layers
         self._rows: dict[nn.Module, int] = {
             experts: i for i, entry in enumerate(layers) for experts in experts_of([entry])
@@ -39,6 +44,7 @@ class Offloaded:
     def __enter__(self) -> Self:
         with ExitStack() as undo:
             undo.enter_context(self.executor)
+            undo.enter_context(self._gates)
             undo.enter_context(dispatched(self._layers, self._on_experts))
             self._undo = undo.pop_all()
         return self
@@ -74,10 +80,12 @@ class Offloaded:
         if layer != self._next:
             raise UserError(f"MoE layer {layer} ran where layer {self._next} was expected")
         self._next += 1
-        backend = self.executor.backend
+        backend, began = self.executor.backend, time.perf_counter_ns()
+        backend.catch_up(self.log.forward, layer)
         x, weight = backend.adopt(hidden.detach()), backend.adopt(weights.detach())
         routed = ids.cpu().numpy().astype(np.int32)
-        step = self.log.step(layer, routed, weights.detach().float().cpu().numpy())
-        backend.catch_up(step.forward, layer)
-        side = self.executor.decider.ready.side
+        applied = weights.detach().float().cpu().numpy()
+        step = self.log.step(layer, routed, applied, self._gates.take())
+        side = self.log.foresight.side(step.forward)
+        self.executor.decide_ns += time.perf_counter_ns() - began
         return torch.as_tensor(self.executor.run(step, side, routed, weight, x)).to(hidden.dtype)

@@ -18,15 +18,18 @@ from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.decider import Decider
 from oled.live.executor import Executor, device_slots, refuse_unsupported
 from oled.live.experts import common_form, move_the_rest, numbers_of, size_of_the_rest, take_experts
+from oled.live.foresight import Foresight
+from oled.live.gates import Gates
+from oled.live.given import difference
 from oled.live.hooks import Offloaded
-from oled.live.planlog import PlanLog, first_difference
+from oled.live.planlog import LinkLog, PlanLog
 from oled.live.steplog import StepLog, empty_steps
 from oled.live.store import Preflight
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
 from oled.policies.part import NEEDS
-from oled.record.decode import Decoding, Pass
+from oled.record.decode import Autoregressive, Decoding, Pass
 from oled.record.loading import LoadedModel
 from oled.record.modules import geometry_of, moe_layers
 from oled.record.prompts import Prompt, tokenize
@@ -40,8 +43,8 @@ from oled.trace.schema import Geometry, Phase
 from oled.trace.steps import Steps
 
 _RATES = ("hit_rate", "hit_rate_tokens", "accesses", "hits", "transfers", "cpu_executions")
-_KNOWN_LATER = frozenset({"scores", "predictions", "future"})
-"""What a live decoding does not gather, or cannot know."""
+HORIZONS = 3
+"""Layers ahead whose gates are asked where a policy needs predictions; HybriMoE looks at three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class LiveRun:
     passes: tuple[Pass, ...]
     steps: Steps  # its routing, as the simulator replays it
     plans: PlanLog
+    link: LinkLog
+    foresight: Foresight  # what a prefetcher saw
     budget: Budget
     costs: CostTables
     forward_ns: NDArray[np.int64]  # [F] wall
@@ -122,14 +127,7 @@ def live_run(
     store and stay there as its parameters.
     """
     refuse_unsupported(composition, settings)
-    missing = composition.needs & _KNOWN_LATER
-    if calibration is None:
-        missing |= composition.needs & {"calibration"}
-    if missing:
-        raise UserError(
-            f"policy '{composition.name}' needs {', '.join(NEEDS[n] for n in sorted(missing))}; "
-            f"a live run has none"
-        )
+    _refuse_what_is_missing(composition, decode, calibration)
     layers = moe_layers(loaded.model)
     form, numbers = common_form(layers), numbers_of(layers, kind.numbers)
     geometry = geometry_of(loaded.model)
@@ -158,11 +156,18 @@ def live_run(
     move_the_rest(loaded.model, layers, kind.device)
     backend = kind.make(store, slots, ready.costs, machine.paced)
     executor = Executor(store, slots, Decider(ready), backend)
-    log = StepLog(known.num_experts, known.top_k)
+    gates = Gates(
+        loaded.model,
+        layers,
+        scores="scores" in composition.needs,
+        horizons=HORIZONS if "predictions" in composition.needs else 0,
+    )
+    foresight = Foresight(len(layers), gates.horizons, ready.side.store, settings.seed)
+    log = StepLog(known.num_experts, known.top_k, foresight)
     passes: list[Pass] = []
     times: list[int] = []
     texts = []
-    with Offloaded(layers, executor, log) as live:
+    with Offloaded(layers, executor, log, gates) as live:
         for request in tqdm(requests, unit="prompt", disable=None):
             before, first = time.perf_counter_ns(), len(passes)
             for done in decoding.decode(loaded.model, [request], live.announce):
@@ -177,6 +182,8 @@ def live_run(
         passes=tuple(passes),
         steps=log.steps(known.expert_bytes),
         plans=executor.decider.log(),
+        link=executor.decider.link_log(),
+        foresight=foresight,
         budget=budget,
         costs=costs,
         forward_ns=np.array(times, np.int64),
@@ -186,6 +193,23 @@ def live_run(
         layers=geometry.moe_layers,
         rates=metrics.count_metrics(executor.decider.tally.by_phase),
     )
+
+
+def _refuse_what_is_missing(
+    composition: Composition, decode: Decoding, calibration: Calibration | None
+) -> None:
+    """What the policy needs and a decoding that goes on can not give it."""
+    unknown = {"future"}
+    if isinstance(decode, Autoregressive):
+        unknown |= {"blocks", "stages"}
+    if calibration is None:
+        unknown.add("calibration")
+    missing = sorted(composition.needs & unknown)
+    if missing:
+        raise UserError(
+            f"policy '{composition.name}' needs {', '.join(NEEDS[n] for n in missing)}; a live "
+            f"decoding has none"
+        )
 
 
 def output_tokens(passes: Sequence[Pass]) -> list[int]:
@@ -223,10 +247,13 @@ def compare_decisions(
     calibration: Calibration | None = None,
 ) -> str | None:
     """Where the simulator, given the routing that the run made, decides something else."""
-    forwards = run.steps.num_forwards
+    steps, forwards = run.steps, run.steps.num_forwards
     costs = replace(
         run.costs, head_ns=np.zeros(forwards, np.int64), dense_ns=np.zeros(forwards, np.int64)
     )
     asked = replace(settings, plans=True)
-    tally = replay_steps(run.steps, costs, composition, run.budget, asked, calibration).tally
-    return first_difference(run.plans, PlanLog(tally.plans, tally.orders), run.steps)
+    known = (steps, costs, composition, run.budget, asked, calibration)
+    tally = replay_steps(*known).tally
+    simulated = PlanLog(tally.plans, tally.orders)
+    side = run.foresight.side
+    return difference(run.plans, run.link, steps, simulated, assemble(*known), side)

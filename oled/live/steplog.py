@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
+from oled.live.foresight import Foresight
+from oled.live.gates import Said
 from oled.live.kernels import Floats
 from oled.policies.interface import Step
 from oled.record.decode import Pass
@@ -14,7 +16,6 @@ from oled.trace.schema import Geometry
 from oled.trace.steps import Steps
 
 _NO_FUTURE = np.zeros(0, np.int64)
-_NO_SCORES = np.zeros(0, np.float32)
 
 
 class StepLog:
@@ -24,8 +25,9 @@ class StepLog:
     a forward runs cannot know the forward's own. Where there is none yet it counts as 1.
     """
 
-    def __init__(self, num_experts: NDArray[np.int64], top_k: int) -> None:
+    def __init__(self, num_experts: NDArray[np.int64], top_k: int, foresight: Foresight) -> None:
         self.num_experts = num_experts
+        self.foresight = foresight
         self._top_k = top_k
         self._passes: list[Pass] = []
         self._steps: list[Step] = []
@@ -46,6 +48,7 @@ class StepLog:
         if first:
             self._confidence = np.zeros(0, np.float32)
         self._passes.append(coming)
+        self.foresight.begin_forward(share.request)
         self._first_steps.append(len(self._steps))
         room = int(share.positions[-1]) + 1 - self._confidence.size
         if room > 0:
@@ -59,8 +62,8 @@ class StepLog:
         share = done.shares[0]
         self._confidence[share.positions] = share.confidence
 
-    def step(self, layer: int, ids: NDArray[np.int32], weights: Floats) -> Step:
-        """The layer-step that ids i32[T, k] and weights f32[T, k] make."""
+    def step(self, layer: int, ids: NDArray[np.int32], weights: Floats, said: Said) -> Step:
+        """The layer-step that ids i32[T, k], weights f32[T, k] and what was `said` make."""
         running = self._passes[-1]
         share = running.shares[0]
         tokens = len(ids)
@@ -105,14 +108,19 @@ class StepLog:
             mass[:active],
             last_token[:active],
             _NO_FUTURE,
-            _NO_SCORES,
+            said.scores,
         )
+        self.foresight.add(said.predictions)
         self._steps.append(step)
         return step
 
     def steps(self, expert_bytes: NDArray[np.int64]) -> Steps:
         """Everything so far as the simulator replays it."""
         shares = [done.shares[0] for done in self._passes]
+        scores = [step.scores for step in self._steps]
+        listened = bool(scores) and scores[0].size > 0
+        offsets, expert, score = self.foresight.predictions
+        asked = self.foresight.horizons > 0
 
         def column(values: list[int]) -> NDArray[np.int64]:
             return np.array(values, np.int64)
@@ -140,6 +148,11 @@ class StepLog:
             num_experts=self.num_experts,
             expert_bytes=expert_bytes,
             top_k=self._top_k,
+            scores=np.stack(scores) if listened else None,
+            pred_offsets=offsets if asked else None,
+            pred_expert=expert if asked else None,
+            pred_score=score if asked else None,
+            horizons=self.foresight.horizons,
         )
 
 

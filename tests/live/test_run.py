@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -117,8 +118,38 @@ def test_a_calibration_trace_serves_policies_that_learn(tiny, reference):
     assert compare_decisions(run, load_composition("fiddler"), Settings(slots=20), learned) is None
     with pytest.raises(UserError, match="'fiddler' needs a calibration trace"):
         decode(tiny, "fiddler", 20)
-    with pytest.raises(UserError, match="'mrs' needs router scores"):
-        decode(tiny, "mrs", 20)
+    with pytest.raises(UserError, match="'belady' needs the routing to come"):
+        decode(tiny, "belady", 20)
+
+
+@pytest.mark.parametrize("policy", ["hybrimoe", "promoe", "mrs_wide", "oled_fill", "saem"])
+def test_policies_that_listen_or_copy_ahead_decode_the_same(tiny, reference, policy):
+    """Router scores, next-gate predictions and prefetches, in a decoding that goes on."""
+    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    run, logits = decode(tiny, policy, 20, prompts=PROMPTS[:2], calibration=learned)
+    assert logits == reference[1][: len(logits)]
+    settings = Settings(slots=20)
+    assert compare_decisions(run, load_composition(policy), settings, learned) is None
+    needs = load_composition(policy).needs
+    assert (run.steps.scores is not None) == ("scores" in needs)
+    assert (run.steps.horizons == 3) == ("predictions" in needs)
+    assert (len(run.link) > 0) == (policy != "mrs_wide")
+
+
+def test_what_the_gates_say_live_is_what_a_recording_has(tiny, tmp_path):
+    """Scores and predictions of the same prompt, recorded and heard live."""
+    from oled.record import record
+    from oled.trace import build_steps, load
+
+    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    run, _ = decode(tiny, "hybrimoe", 128, prompts=PROMPTS[:1], calibration=learned)
+    record(tiny, PROMPTS[:1], BLOCKS, tmp_path / "t", horizons=3, score_width=128)
+    told = build_steps(load(tmp_path / "t"))
+    assert told.num_steps == run.steps.num_steps
+    np.testing.assert_array_equal(told.expert, run.steps.expert)
+    np.testing.assert_allclose(told.scores, run.steps.scores, atol=1e-5)
+    np.testing.assert_array_equal(told.pred_offsets, run.steps.pred_offsets)
+    np.testing.assert_allclose(told.pred_score, run.steps.pred_score, atol=1e-4)
 
 
 def test_paced_decoding_is_the_same(tiny, reference):

@@ -105,7 +105,7 @@ class Lanes(ABC, Generic[Mark]):
         due = (due if ended == self.now else self.now) + nominal_ns  # sections in a row are chained
         begin, self.now = self.now, self._host.until(due)
         self._section = self.now, due
-        if nominal_ns:
+        if self.now > begin:
             self.entries.append((kind, begin, self.now, forward, layer, 0))
 
     def note(self, kind: int, forward: int, layer: int, item: int) -> None:
