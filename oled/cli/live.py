@@ -106,12 +106,10 @@ def _values(verb: str, arguments: list[str]) -> Mapping[str, str]:
 
 
 def _profile(values: Mapping[str, str]) -> int:
-    from oled.cli.live_jobs import refuse_backend
     from oled.hardware import describe, load_profile
     from oled.live.profiling import measure_emulated, write_profile
     from oled.models.catalogue import model_geometry
 
-    refuse_backend(values)
     runs.log_to_stderr()
     model = model_geometry(values["model"])
     today = datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -10,6 +10,7 @@ from oled.cli.jobs import Values, checkpoint, decoding
 from oled.errors import UserError
 
 if TYPE_CHECKING:
+    from oled.live.backends.kinds import Kind
     from oled.models.catalogue import ModelGeometry
     from oled.policies.composition import Composition
     from oled.sim.settings import Settings
@@ -33,14 +34,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def refuse_backend(values: Values) -> None:
-    backend = values["backend"]
-    if backend == "cuda":
-        raise UserError("backend=cuda is not there yet: use backend=emulated")
-    if backend != "emulated":
-        raise UserError(f"backend={backend}: there is only 'emulated'")
-
-
 def _settings(values: Values, slots: Any) -> Settings:
     from oled.sim.settings import Settings
 
@@ -58,13 +51,15 @@ def _geometry(values: Values) -> ModelGeometry | None:
 def validate(values: Values, out: Path, in_sweep: bool) -> str:
     """OUT/report.json, OUT/validate.png; a verdict of fail is an error."""
     from oled.hardware import load_profile, load_runtime
+    from oled.live.backends.kinds import backend_kind
     from oled.paths import trace_path
     from oled.trace import load
     from oled.validate import report
     from oled.validate.pace import Pace
     from oled.validate.run import Plan, validate
 
-    refuse_backend(values)
+    kind = backend_kind(values["backend"])
+    pace = Pace(**values["pace"]) if kind.keeps_time else Pace(1.0, values["pace"]["kept"])
     preset = PRESETS[values["preset"]]
     slots = values["cache"]["slots"]
     many = slots if isinstance(slots, list) else preset["slots"] if slots is None else [slots]
@@ -75,16 +70,18 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
         repeats=values["repeats"],
         budget_s=preset["budget_s"],
     )
-    found = validate(
-        load(trace_path(values["trace"]["path"])),
-        plan,
-        load_profile(values["hardware"]),
-        load_runtime(values["runtime"]),
-        Pace(**values["pace"]),
-        _settings(values, plan.slots[0]),
-        calibration=values["calibration"],
-        geometry=_geometry(values),
-    )
+    with kind.failures():
+        found = validate(
+            load(trace_path(values["trace"]["path"])),
+            plan,
+            load_profile(values["hardware"]),
+            load_runtime(values["runtime"]),
+            pace,
+            _settings(values, plan.slots[0]),
+            kind=kind,
+            calibration=values["calibration"],
+            geometry=_geometry(values),
+        )
     files = report.write(found, out)
     text = "\n".join([report.text(found), *map(str, files)])
     if found["verdict"] == "fail":
@@ -95,17 +92,20 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
 
 def run(values: Values, out: Path, in_sweep: bool) -> str:
     """A model's decoding, or a trace's routing, with offloaded experts: OUT/run.json."""
+    from oled.live.backends.kinds import backend_kind
     from oled.policies.composition import load_composition
 
-    refuse_backend(values)
+    kind = backend_kind(values["backend"])
     composition = load_composition(values["policy"])
     settings = _settings(values, values["cache"]["slots"])
-    if values["trace"] is None:
-        return _run_model(values, out, composition, settings)
-    return _run_trace(values, out, composition, settings)
+    run_what = _run_model if values["trace"] is None else _run_trace
+    with kind.failures():
+        return run_what(values, out, composition, settings, kind)
 
 
-def _run_model(values: Values, out: Path, composition: Composition, settings: Settings) -> str:
+def _run_model(
+    values: Values, out: Path, composition: Composition, settings: Settings, kind: Kind
+) -> str:
     from oled import record
     from oled.hardware import load_profile, load_runtime
     from oled.live.run import Machine, compare_decisions, live_run
@@ -125,13 +125,14 @@ def _run_model(values: Values, out: Path, composition: Composition, settings: Se
     if values["calibration"] is not None:
         learned = Calibration.from_steps(Subject.of(values["calibration"]).steps)
     done = live_run(
-        checkpoint(values["model"], "cpu"),
+        checkpoint(_in_numbers_of(kind, values["model"]), "cpu"),
         prompts,
         decoding(values["decode"]),
         composition,
         settings,
         machine,
         learned,
+        kind,
     )
     difference = compare_decisions(done, composition, settings, learned)
     summary = {**done.summary(), "decisions_identical": difference is None, "texts": done.texts}
@@ -146,7 +147,9 @@ def _run_model(values: Values, out: Path, composition: Composition, settings: Se
     return _written(out, summary, lines, difference)
 
 
-def _run_trace(values: Values, out: Path, composition: Composition, settings: Settings) -> str:
+def _run_trace(
+    values: Values, out: Path, composition: Composition, settings: Settings, kind: Kind
+) -> str:
     from oled.hardware import load_profile, load_runtime
     from oled.live.run_trace import run_trace
 
@@ -157,6 +160,7 @@ def _run_trace(values: Values, out: Path, composition: Composition, settings: Se
         load_profile(values["hardware"]),
         load_runtime(values["runtime"]),
         _geometry(values),
+        kind=kind,
         paced=values["paced"],
         forwards=values["forwards"],
         calibration=values["calibration"],
@@ -165,6 +169,12 @@ def _run_trace(values: Values, out: Path, composition: Composition, settings: Se
     if values["timeline"] is not None:
         lines.append(str(done.write_timeline(Path(values["timeline"]), composition.name)))
     return _written(out, done.summary(), lines, done.difference)
+
+
+def _in_numbers_of(kind: Kind, model: Values) -> Values:
+    """On a GPU a model keeps its checkpoint's numbers, though it is loaded on the CPU."""
+    on_gpu = kind.device != "cpu" and model["dtype"] == "auto"
+    return {**model, "dtype": "stored"} if on_gpu else model
 
 
 def _written(out: Path, summary: Values, lines: list[str], difference: str | None) -> str:

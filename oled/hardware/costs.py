@@ -22,6 +22,7 @@ from oled.hardware.shape import ExpertShape, resolve
 from oled.hardware.tables import matching
 from oled.models.catalogue import ModelGeometry
 from oled.trace.schema import Geometry
+from oled.trace.steps import Steps
 
 Ints = NDArray[np.int64]
 Kernel = Literal["tuned", "torch"]
@@ -46,10 +47,15 @@ class CostTables:
     copy_out_ns: Ints  # [C] one expert back to the host
     contention_ppm: int  # speed of CPU experts and of copies while both run, in millionths
     policy_ns: int  # deciding, per layer-step
+    opens: Ints  # [L] 1 where the dense part comes before: the first of its `stages`
     layer_class: Ints  # [L] the C of each MoE layer
     expert_bytes: Ints  # [L]
     labels: tuple[str, ...]  # what must stand beside a result: rescaled, partial_cost, extrapolated
     provenance: Mapping[str, Any]  # profile, runtime, options, model of the costs, tables used
+
+    def dense_of_steps(self, times: Ints, steps: Steps) -> Ints:
+        """The dense part before each layer-step, from `times` of each forward: [S]."""
+        return times[steps.forward] * self.opens[steps.layer]
 
 
 def build_costs(
@@ -86,7 +92,11 @@ def build_costs(
     gpu_kernel = np.stack(
         [_gpu_group(profile, expert, most_tokens, most_experts) for expert in shapes.experts]
     )
-    gpu = np.maximum(gpu_kernel, runtime.per_active_expert_ns * np.arange(most_experts + 1))
+    calls = [
+        np.rint(expert.share * runtime.per_active_expert_ns * np.arange(most_experts + 1))
+        for expert in shapes.experts
+    ]
+    gpu = np.maximum(gpu_kernel, np.array(calls, dtype=np.int64)[:, None, :])
     size = shapes.activation_bytes * np.arange(most_tokens + 1)
     return CostTables(
         head_ns=head,
@@ -99,15 +109,18 @@ def build_costs(
         cpu_call_ns=round(profile.cpu_call.base),
         act_out_ns=_crossing(formulas.crossing(profile, size, inward=False)),
         act_back_ns=_crossing(formulas.crossing(profile, size, inward=True)),
-        copy_ns=_integer([formulas.copy(profile, e.bytes, pinned) for e in shapes.experts]),
+        copy_ns=_integer([formulas.copy(profile, e.stored_bytes, pinned) for e in shapes.experts]),
         copy_wake_ns=round(formulas.copy_wake(profile, pinned)),
         copy_out_ns=_integer(
-            [formulas.copy(profile, e.bytes, pinned, inward=False) for e in shapes.experts]
+            [formulas.copy(profile, e.stored_bytes, pinned, inward=False) for e in shapes.experts]
         ),
         contention_ppm=int(1e6 * formulas.contention(profile, tuned, pinned)),
-        policy_ns=runtime.policy_ns_per_layer,
+        policy_ns=runtime.policy_ns_per_layer // geometry.stages,
+        opens=_integer(np.arange(len(geometry.moe_layers)) % geometry.stages == 0),
         layer_class=np.array(shapes.layer_class, dtype=np.int64),
-        expert_bytes=np.array([shapes.experts[c].bytes for c in shapes.layer_class], np.int64),
+        expert_bytes=np.array(
+            [shapes.experts[c].stored_bytes for c in shapes.layer_class], dtype=np.int64
+        ),
         labels=(
             *shapes.labels,
             *extrapolations(
@@ -151,7 +164,7 @@ def _gpu_group(profile: Profile, expert: ExpertShape, tokens: int, experts: int)
         times = formula(np.arange(tokens + 1), np.arange(experts + 1))
     else:
         times = table.lookup(formula, tokens, experts)
-    group = np.ceil(times).astype(np.int64)
+    group = np.ceil(expert.share * times).astype(np.int64)
     group[:, 0] = 0
     return group
 
@@ -177,8 +190,10 @@ def cpu_expert_ns(profile: Profile, expert: ExpertShape, tokens: int, tuned: boo
 
     table = matching(profile.cpu_tables, expert.bytes, expert.top_k) if tuned else None
     if table is None:
-        return _integer(formulas.cpu_expert(profile, expert, np.arange(tokens + 1), tuned))
-    return _integer(table.lookup(formula, tokens, 1)[:, 1])
+        times = formulas.cpu_expert(profile, expert, np.arange(tokens + 1), tuned)
+    else:
+        times = table.lookup(formula, tokens, 1)[:, 1]
+    return _integer(expert.share * times)
 
 
 def _crossing(times: NDArray[np.float64]) -> Ints:

@@ -26,6 +26,9 @@ Ratio = Annotated[Quantity, Dimension.RATIO]
 Count = Annotated[Quantity, Dimension.COUNT]
 
 
+_BESIDE = ("sources", "machine", "measurements", "absent")
+"""What a file may hold for its readers: no costs are computed from it."""
+
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1, "int8": 1}
 
 
@@ -77,6 +80,7 @@ class Profile:
     gpu_tables: tuple[MeasuredTable, ...] = ()
     cpu_tables: tuple[MeasuredTable, ...] = ()
 
+    device: str = ""  # on which it was measured, as its driver says; nothing: on none as a whole
     whole: Profile | None = None  # whose end this is, see `at`
 
     def __post_init__(self) -> None:
@@ -115,7 +119,8 @@ class Profile:
         """Read a profile; `where` (a file, or 'hardware') begins every message."""
         names = [entry.name for entry in fields(cls) if entry.name != "whole"]
         tables = ("gpu_tables", "cpu_tables")
-        check_keys(data, names, optional=(*tables, "sources"), where=where)
+        optional = (*tables, "device", *_BESIDE)
+        check_keys(data, names, optional=optional, where=where)
         values: dict[str, Any] = {}
         for name in names:
             if name in tables:
@@ -126,7 +131,7 @@ class Profile:
             elif name in DIMENSIONS:
                 values[name] = parse_quantity(data[name], f"{where}: {name}", DIMENSIONS[name])
             else:
-                values[name] = str(data[name])
+                values[name] = str(data.get(name) or "")
         return cls(**values)
 
 

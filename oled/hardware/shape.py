@@ -10,15 +10,21 @@ from oled.trace.schema import Geometry
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """One routed expert."""
+    """One routed expert, or a part of it that is stored, copied and run by itself."""
 
-    bytes: int
-    flops: int  # of one token; 0 where the model's hidden size is not known
+    bytes: int  # of the whole expert
+    flops: int  # of one token, whole; 0 where the model's hidden size is not known
     top_k: int
+    share: float = 1.0  # of bytes, arithmetic and launches that this part takes
 
     @classmethod
-    def of(cls, model: ModelGeometry, top_k: int) -> ExpertShape:
-        return cls(model.expert_bytes, 2 * model.expert_params, top_k)
+    def of(cls, model: ModelGeometry, top_k: int, share: float = 1.0) -> ExpertShape:
+        return cls(model.expert_bytes, 2 * model.expert_params, top_k, share)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What is copied and takes a slot."""
+        return round(self.bytes * self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +41,19 @@ class Shapes:
 
 def resolve(geometry: Geometry, override: ModelGeometry | None) -> Shapes:
     """The shapes that a trace is costed with: its own, or those of `override`."""
+    whole, share = _parts(geometry)
     if override is not None:
+        shares = sorted(set(share))
         return Shapes(
-            experts=(ExpertShape.of(override, geometry.top_k),),
-            layer_class=(0,) * len(geometry.moe_layers),
+            experts=tuple(ExpertShape.of(override, geometry.top_k, each) for each in shares),
+            layer_class=tuple(shares.index(each) for each in share),
             model=override,
             name=override.name,
             activation_bytes=2 * override.hidden_size,
             labels=(f"rescaled: expert bytes, dense and head times of {override.name}",),
         )
-    sizes = sorted(set(geometry.expert_bytes))
+    layers = list(zip(whole, share, strict=True))
+    kinds = sorted(set(layers))
     model = MODELS.get(geometry.name or "")
     hidden, width = geometry.hidden_size, geometry.moe_intermediate_size
     params = 3 * hidden * width if hidden is not None and width is not None else 0
@@ -54,10 +63,21 @@ def resolve(geometry: Geometry, override: ModelGeometry | None) -> Shapes:
     if not params:
         labels.append("partial_cost: experts cost their bytes only (their width is not known)")
     return Shapes(
-        experts=tuple(ExpertShape(size, 2 * params, geometry.top_k) for size in sizes),
-        layer_class=tuple(sizes.index(size) for size in geometry.expert_bytes),
+        experts=tuple(ExpertShape(b, 2 * params, geometry.top_k, part) for b, part in kinds),
+        layer_class=tuple(kinds.index(layer) for layer in layers),
         model=model,
         name=geometry.name or "the trace's own geometry",
         activation_bytes=2 * (hidden or 0),
         labels=tuple(labels),
     )
+
+
+def _parts(geometry: Geometry) -> tuple[list[int], list[float]]:
+    """Of each MoE layer: bytes of the whole expert, and the share of it that the layer holds."""
+    sizes, stages = geometry.expert_bytes, geometry.stages
+    whole = [
+        sum(sizes[first : first + stages])
+        for first in range(0, len(sizes), stages)
+        for _ in range(stages)
+    ]
+    return whole, [size / total for size, total in zip(sizes, whole, strict=True)]

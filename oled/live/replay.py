@@ -22,6 +22,7 @@ from oled.live.kernels import SILU, ExpertForm, Floats
 from oled.live.outputs import Outputs
 from oled.live.planlog import LinkLog, PlanLog
 from oled.live.store import HostStore
+from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
 from oled.sim.calibration import Calibration
 from oled.sim.lanes import LOG_DENSE, LOG_HEAD
@@ -101,13 +102,12 @@ def cut(steps: Steps, first: int, forwards: int) -> Steps:
     )
 
 
-def form_of(geometry: Geometry) -> ExpertForm:
-    """The experts of a geometry as gated layers without biases."""
-    if geometry.hidden_size is None or geometry.moe_intermediate_size is None:
+def form_of(geometry: Geometry, model: ModelGeometry | None = None) -> ExpertForm:
+    """The experts of a trace's geometry, or of `model`, as gated layers without biases."""
+    shape = geometry if model is None else model
+    if shape.hidden_size is None or shape.moe_intermediate_size is None:
         raise UserError("the trace does not say how wide its experts are: they can not be built")
-    return ExpertForm(
-        geometry.hidden_size, geometry.moe_intermediate_size, False, False, SILU, 0.0, 0.0
-    )
+    return ExpertForm(shape.hidden_size, shape.moe_intermediate_size, False, False, SILU, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

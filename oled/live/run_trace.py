@@ -14,7 +14,6 @@ from tqdm import tqdm
 from oled.hardware import Profile, Runtime, build_costs
 from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.executor import refuse_unsupported
-from oled.live.kernels import SILU, ExpertForm
 from oled.live.planlog import PlanLog, first_difference
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay, slots_of
 from oled.live.store import NUMBERS, HostStore
@@ -113,10 +112,7 @@ def run_trace(
     learned, _ = calibrate(subject, composition, calibration)
     routing = Routing.of(trace, 0, forwards or subject.steps.num_forwards)
     steps = routing.steps
-    form = form_of(trace.geometry)
-    if geometry is not None:
-        hidden, width = geometry.hidden_size, geometry.moe_intermediate_size
-        form = ExpertForm(hidden, width, False, False, SILU, 0.0, 0.0)
+    form = form_of(trace.geometry, geometry)
     numbers = NUMBERS[kind.numbers[0]]
     size = form.size * numbers.bytes
     own = replace(trace.geometry, expert_bytes=(size,) * steps.num_layers)

@@ -49,7 +49,7 @@ def load_model(
     """Load a mixture-of-experts model; anything else is refused before its weights are read.
 
     `dtype` "auto" is fp32 on a CPU, where half precision is many times slower, and the
-    checkpoint's own elsewhere.
+    checkpoint's own elsewhere; "stored" is the checkpoint's own.
     """
     models.register()
     source = str(paths.model_path()) if name_or_path == BUNDLED else name_or_path
@@ -147,6 +147,8 @@ def _device(device: str) -> torch.device:
 def _dtype(dtype: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else stored
+    if dtype == "stored":
+        return stored
     if dtype not in _DTYPES:
         raise UserError(f"model.dtype={dtype} is unknown; {nearest(dtype, ('auto', *_DTYPES))}")
     return _DTYPES[dtype]

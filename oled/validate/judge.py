@@ -61,6 +61,7 @@ class Pair:
     decided_alike: float  # share of layer-steps that the free-running simulator decides alike
     outputs_identical: bool
     decide_ns: float  # real time of deciding, per forward
+    outputs_error: float = 0.0  # largest difference, as a share of a layer-step's largest output
 
     @property
     def calm(self) -> NDArray[np.bool_]:
@@ -121,6 +122,7 @@ def row(pair: Pair, steps: Steps) -> dict[str, Any]:
         "first_difference": pair.first_difference,
         "decided_alike": pair.decided_alike,
         "outputs_identical": pair.outputs_identical,
+        "outputs_error": pair.outputs_error,
         "live_tpot_ns": _number(live_tpot),
         "simulated_tpot_ns": _number(simulated_tpot),
         "tpot_error": _number(live_tpot / simulated_tpot - 1),

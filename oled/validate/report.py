@@ -47,6 +47,7 @@ def text(report: Mapping[str, Any]) -> str:
             f"deciding takes up to {decide_ns / 1e3:.0f} us a forward, from the ids on (wall; the "
             f"clock charges what the runtime preset says)",
             f"undisturbed forwards: {report['undisturbed_share']:.0%}",
+            *report["labels"],
             *report["reasons"],
             f"verdict: {_VERDICTS[report['verdict']]}"
             + ("" if report["paced"] else " (decisions and outputs only: no times were kept)"),

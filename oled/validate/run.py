@@ -7,19 +7,23 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from oled.hardware import CostTables, Profile, Runtime, build_costs
+from oled.hardware.labels import foreign
+from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.executor import refuse_unsupported
 from oled.live.given import difference
 from oled.live.machine import machine
 from oled.live.outputs import Outputs
 from oled.live.planlog import PlanLog, equal_share
-from oled.live.replay import LiveReplay, Routing, form_of, live_replay
-from oled.live.store import HostStore
+from oled.live.replay import LiveReplay, Routing, form_of, live_replay, slots_of
+from oled.live.store import NUMBERS, HostStore
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition, load_composition
 from oled.sim import lanes as ln
@@ -27,10 +31,12 @@ from oled.sim.api import calibrate
 from oled.sim.calibration import Calibration
 from oled.sim.prepare import assemble, replay_steps
 from oled.sim.settings import Settings
-from oled.sim.slots import parse_slots
+from oled.sim.slots import Budget, parse_slots
 from oled.sim.subject import Subject
 from oled.trace import Trace
-from oled.validate.judge import LANES, Pair, is_busy, judge, row
+from oled.trace.steps import Steps
+from oled.validate.devices import definitions, judge_device
+from oled.validate.judge import DEFINITIONS, LANES, Pair, is_busy, judge, row
 from oled.validate.pace import Pace
 
 log = logging.getLogger("oled")
@@ -44,6 +50,7 @@ _LANE_OF = {
     ln.LOG_BACK: 2,
     ln.LOG_CPU: 3,
 }
+_STREAMED = 8  # staging slots of the resident run where the device does not hold all experts
 RESIDENT = Composition.from_mapping(
     {
         "name": "all_resident",
@@ -75,6 +82,16 @@ class Configuration:
     settings: Settings
     calibration: Calibration | None
 
+    def budget(self, steps: Steps, costs: CostTables) -> Budget:
+        settings = self.settings
+        return parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
+
+    def device_slots(self, steps: Steps, costs: CostTables) -> int:
+        """Slots that it needs on the device."""
+        budget = self.budget(steps, costs)
+        known = (steps, costs, self.composition, budget, self.settings, self.calibration)
+        return slots_of(assemble(*known), costs, budget, self.settings)
+
 
 def validate(
     trace: Trace,
@@ -84,10 +101,15 @@ def validate(
     pace: Pace,
     settings: Settings,
     *,
+    kind: Kind = EMULATED,
     calibration: str | None = None,
     geometry: ModelGeometry | None = None,
 ) -> dict[str, Any]:
-    """The report (see DESIGN §8 and `oled.validate.judge`)."""
+    """The report (see DESIGN §8, `oled.validate.judge` and, of real devices, `devices`).
+
+    Lanes that keep the times of `geometry`'s experts compute with the trace's own, a device with
+    experts of that size.
+    """
     began = time.perf_counter()
     subject = Subject.of(trace)
     configurations = []
@@ -100,8 +122,9 @@ def validate(
             configurations.append(Configuration(composition, chosen, learned))
     routing = Routing.of(trace, 0, plan.forwards)
     steps = routing.steps
-    store = HostStore.random(form_of(trace.geometry), steps.num_experts, settings.seed)
-    size = store.form.size * 4  # the live side moves float32, whatever the trace counts
+    form = form_of(trace.geometry, None if kind.keeps_time else geometry)
+    numbers = NUMBERS[kind.numbers[0]]
+    size = form.size * numbers.bytes  # that the live side moves, whatever the trace counts
     own = replace(trace.geometry, expert_bytes=(size,) * steps.num_layers)
     costs = pace.of(
         build_costs(
@@ -116,12 +139,24 @@ def validate(
             pinned=settings.pinned,
         )
     )
-    pairs = run_pairs(routing, store, costs, configurations, plan, paced=pace.kept)
+    resident = _resident(kind, configurations, steps, costs, size)
+    filling = partial(tqdm, desc="random experts", unit="expert", disable=None)
+    store = HostStore.random(form, steps.num_experts, settings.seed, numbers, filling)
+    pairs = run_pairs(
+        routing, store, costs, configurations, plan, resident, kind=kind, paced=pace.kept
+    )
     rows = [row(pair, steps) for pair in pairs]
+    strangers = foreign(profile, kind.machine)
+    if kind.keeps_time:
+        found = {"definitions": DEFINITIONS.splitlines(), **judge(rows, gated=pace.kept)}
+    else:
+        told = [*DEFINITIONS.splitlines(), *definitions(kind.tolerance).splitlines()]
+        found = {"definitions": told, **judge_device(rows, gated=pace.kept and not strangers)}
     return {
-        **judge(rows, gated=pace.kept),
+        **found,
         "configurations": rows,
-        "backend": "emulated",
+        "backend": kind.name,
+        "resident_share": resident.settings.slots,
         "paced": pace.kept,
         "dilation": pace.dilation,
         "forwards": steps.num_forwards,
@@ -131,11 +166,32 @@ def validate(
         "hardware": profile.name,
         "runtime": runtime.name,
         "costs": dict(costs.provenance),
-        "labels": list(costs.labels),
+        "labels": [*costs.labels, *([] if kind.keeps_time else strangers)],
         "machine": machine(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "wall_s": time.perf_counter() - began,
     }
+
+
+def _resident(
+    kind: Kind, configurations: Sequence[Configuration], steps: Steps, costs: CostTables, size: int
+) -> Configuration:
+    """The run that all outputs are compared with: every expert has its slot, or as many as fit.
+
+    What does not fit is refused before anything is allocated. `size`: of an expert, bytes.
+    """
+    experts = int(steps.num_experts.sum())
+    settings = replace(configurations[0].settings, slots=1.0, scope="layer", staging=1)
+    most = max(chosen.device_slots(steps, costs) for chosen in configurations)
+    free = kind.device_free()
+    if free is None:
+        most = max(most, experts + 1)
+    elif (experts + 1) * size > free:
+        fitting = free // size - _STREAMED
+        share = max(0.0, fitting / experts)
+        settings = replace(settings, slots=float(np.floor(1000 * share) / 1000), staging=_STREAMED)
+    kind.preflight(experts * size, most * size).check()
+    return Configuration(RESIDENT, settings, None)
 
 
 def run_pairs(
@@ -144,16 +200,27 @@ def run_pairs(
     costs: CostTables,
     configurations: Sequence[Configuration],
     plan: Plan,
+    resident: Configuration,
     *,
+    kind: Kind = EMULATED,
     paced: bool,
 ) -> list[Pair]:
-    """Every configuration live, as often as it needs, and simulated once."""
-    resident = replace(configurations[0].settings, slots=1.0, scope="layer", staging=1)
-    outputs = _live(routing, store, costs, Configuration(RESIDENT, resident, None), False).outputs
+    """Every configuration live, as often as it needs, and simulated once.
+
+    `resident`: what all outputs are compared with.
+    """
+    live = partial(_live, routing, store, costs, kind)
+    outputs = live(resident, False).outputs
     runs: list[list[LiveReplay]] = [[] for _ in configurations]
+    errors = [0.0] * len(configurations)
+    same = [True] * len(configurations)
 
     def one_more(index: int) -> None:
-        runs[index].append(_live(routing, store, costs, configurations[index], paced))
+        done = live(configurations[index], paced)
+        error = done.outputs.error(outputs)
+        errors[index] = max(errors[index], error)
+        same[index] &= error <= kind.tolerance if kind.tolerance else done.outputs == outputs
+        runs[index].append(replace(done, outputs=Outputs([])))
 
     deadline = time.perf_counter() + plan.budget_s
     for repeat in range(plan.repeats):
@@ -169,28 +236,27 @@ def run_pairs(
             if time.perf_counter() < deadline:
                 one_more(index)
     return [
-        _pair(routing, costs, chosen, repeats, outputs)
-        for chosen, repeats in zip(configurations, runs, strict=True)
+        _pair(routing, costs, *one) for one in zip(configurations, runs, errors, same, strict=True)
     ]
 
 
 def _live(
-    routing: Routing, store: HostStore, costs: CostTables, chosen: Configuration, paced: bool
+    routing: Routing,
+    store: HostStore,
+    costs: CostTables,
+    kind: Kind,
+    chosen: Configuration,
+    paced: bool,
 ) -> LiveReplay:
-    budget = parse_slots(
-        chosen.settings.slots,
-        chosen.settings.scope,
-        routing.steps.num_experts,
-        costs.expert_bytes,
-    )
     return live_replay(
         routing,
         store,
         costs,
         chosen.composition,
-        budget,
+        chosen.budget(routing.steps, costs),
         chosen.settings,
         chosen.calibration,
+        kind=kind,
         paced=paced,
     )
 
@@ -200,12 +266,10 @@ def _pair(
     costs: CostTables,
     chosen: Configuration,
     runs: Sequence[LiveReplay],
-    outputs: Outputs,
+    outputs_error: float,
+    outputs_identical: bool,
 ) -> Pair:
-    steps = routing.steps
-    budget = parse_slots(
-        chosen.settings.slots, chosen.settings.scope, steps.num_experts, costs.expert_bytes
-    )
+    steps, budget = routing.steps, chosen.budget(routing.steps, costs)
     settings = replace(chosen.settings, timeline=(0, steps.num_forwards))
     known = (steps, costs, chosen.composition, budget, settings, chosen.calibration)
     replay = replay_steps(*known)
@@ -224,7 +288,8 @@ def _pair(
         simulated_work_ns=work_ns(entries, steps.num_forwards),
         first_difference=next(filter(None, differences), None),
         decided_alike=float(np.median([equal_share(run.plans, simulated, steps) for run in runs])),
-        outputs_identical=all(run.outputs == outputs for run in runs),
+        outputs_identical=outputs_identical,
+        outputs_error=outputs_error,
         decide_ns=float(np.median([run.decide_ns for run in runs])) / steps.num_forwards,
     )
 

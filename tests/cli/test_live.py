@@ -90,7 +90,9 @@ def test_validate_without_keeping_time_has_no_gate(invoke, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("run", "backend=cuda"), 1, "backend=cuda is not there yet: use backend=emulated"),
+        (("run", "backend=cuda"), 1, "finds no CUDA device here; backend=emulated needs none"),
+        (("validate", "backend=cuda"), 1, "finds no CUDA device here"),
+        (("run", "backend=cdua"), 1, "did you mean 'cuda'"),
         (("validate", "policies=[promoe]"), 1, "policy 'promoe' prefetches"),
         (("validate", "preset=long"), 2, "preset"),
         (("run", "polcy=lru"), 2, "policy"),
@@ -106,7 +108,7 @@ def test_wrong_usage_is_one_line(invoke, arguments, code, message):
     ("arguments", "code", "message"),
     [
         (["profile", "model=tiny"], 2, "out must be given"),
-        (["profile", "out=x.yaml", "backend=cuda"], 1, "not there yet"),
+        (["profile", "out=x.yaml", "backend=cuda"], 1, "finds no CUDA device here"),
     ],
 )
 def test_plain_keys_too(capsys, arguments, code, message):

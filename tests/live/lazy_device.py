@@ -21,7 +21,7 @@ import torch
 
 from oled.errors import UserError
 
-STREAMS = ("compute", "copy", "out", "in")  # in the order in which the backend makes them
+STREAMS = ("compute", "copy", "out", "in")  # in the order in which each backend makes them
 
 
 class LazyDevice:
@@ -53,7 +53,7 @@ class LazyDevice:
         return self.stream()
 
     def stream(self) -> LazyStream:
-        made = LazyStream(self, STREAMS[len(self._streams)])
+        made = LazyStream(self, STREAMS[len(self._streams) % len(STREAMS)])
         self._streams.append(made)
         return made
 

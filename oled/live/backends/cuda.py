@@ -48,6 +48,7 @@ def cuda_kind(device: Device, cpu_way: CpuWay | None = None) -> Kind:
 
     return Kind(
         name="cuda",
+        machine=device.name,
         device=device.place,
         numbers=("bfloat16", "float16", "float32"),
         tolerance=_TOLERANCE,
@@ -55,6 +56,7 @@ def cuda_kind(device: Device, cpu_way: CpuWay | None = None) -> Kind:
         pins=True,
         device_free=device.free_bytes,
         make=make,
+        failures=device_failures,
     )
 
 

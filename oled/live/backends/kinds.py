@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from oled.errors import UserError, nearest
 from oled.live.backends import Backend
 from oled.live.backends.emulated import Emulated
+from oled.live.machine import processor
 from oled.live.store import HostStore, Preflight, free_host_memory
 from oled.policies.interface import Costs
 
@@ -17,6 +19,7 @@ class Kind:
     """A backend that can be run here."""
 
     name: str
+    machine: str  # the device, as its driver says, or the processor
     device: str  # where a model's other layers run, in torch's words
     numbers: tuple[str, ...]  # of weights that it computes with; the first is its own choice
     tolerance: float  # of outputs with experts on the CPU, as a share of the largest; 0: bitwise
@@ -24,6 +27,7 @@ class Kind:
     pins: bool
     device_free: Callable[[], int | None]  # bytes; None where the device's memory is the host's
     make: Callable[[HostStore, int, Costs, bool], Backend]  # store, slots, costs, paced
+    failures: Callable[[], AbstractContextManager[None]]  # what the device says, in one line
 
     def preflight(
         self, store: int, slots: int, *, building: int = 0, replaced: int = 0, beside: int = 0
@@ -47,6 +51,7 @@ def _emulated(store: HostStore, slots: int, costs: Costs, paced: bool) -> Backen
 
 EMULATED = Kind(
     name="emulated",
+    machine=processor(),
     device="cpu",
     numbers=("float32",),
     tolerance=0.0,
@@ -54,6 +59,7 @@ EMULATED = Kind(
     pins=False,
     device_free=lambda: None,
     make=_emulated,
+    failures=nullcontext,
 )
 NAMES = ("emulated", "cuda")
 

@@ -1,0 +1,149 @@
+"""Whole runs on the cuda backend, its device played by FIFO queues: traces, models, validation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from oled.errors import UserError
+from oled.hardware import load_profile, load_runtime
+from oled.live.backends.cpu_worker import CpuWay
+from oled.live.backends.cuda import cuda_kind
+from oled.live.run_trace import run_trace
+from oled.models.catalogue import model_geometry
+from oled.paths import trace_path
+from oled.policies.composition import load_composition
+from oled.sim.settings import Settings
+from oled.trace import load
+from oled.validate import report as in_words
+from oled.validate.devices import judge_device
+from oled.validate.pace import Pace
+from oled.validate.run import Plan, validate
+from tests.live.lazy_device import STREAMS, LazyDevice
+
+NARROW = dataclasses.replace(
+    model_geometry("llada2_mini"), name="narrow", hidden_size=64, moe_intermediate_size=32
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def kind(**device):
+    return cuda_kind(LazyDevice(STREAMS, **device), CpuWay(widened=False, threads=1))
+
+
+def machine():
+    return load_profile("rtx5090_xeon8470q"), load_runtime("graph_fused")
+
+
+def test_a_traces_routing_runs_with_experts_of_another_models_size():
+    done = run_trace(
+        "demo", load_composition("oled"), Settings(slots=20), *machine(), NARROW, kind=kind(),
+        forwards=6,
+    )  # fmt: skip
+    assert done.difference is None
+    assert done.summary()["transfers"] > 0
+    assert done.summary()["cpu_executions"] > 0
+
+
+def test_what_does_not_fit_is_refused_before_the_experts_are_made(monkeypatch):
+    """At LLaDA2.0-mini's size the demo's 512 experts are 3 GiB."""
+    from oled.live import run_trace as module
+
+    monkeypatch.setattr(
+        module.HostStore, "random", lambda *_: pytest.fail("experts were allocated")
+    )
+    mini = model_geometry("llada2_mini")
+    arguments = "demo", load_composition("lru"), Settings(slots=20), *machine(), mini
+    with pytest.raises(UserError, match=r"slots need 528\.0 MiB of device memory, 100\.0 MiB"):
+        run_trace(*arguments, kind=kind(memory=100 * 2**20), forwards=2)
+    monkeypatch.setattr("oled.live.backends.kinds.free_host_memory", lambda: 2**30)
+    with pytest.raises(UserError, match=r"host store 3,072\.0 MiB, pinned 3,072\.0 MiB"):
+        run_trace(*arguments, kind=kind(), forwards=2)
+
+
+def validated(kind, **changes):
+    profile, runtime = machine()
+    return validate(
+        load(trace_path("demo")),
+        Plan(("lru", "oled", "promoe"), (20,), forwards=4, repeats=1),
+        dataclasses.replace(profile, **changes),
+        runtime,
+        Pace(1.0),
+        Settings(slots=20),
+        kind=kind,
+        geometry=NARROW,
+    )
+
+
+def test_validation_of_a_foreign_profile_judges_decisions_and_outputs_only():
+    report = validated(kind())
+    assert report["backend"] == "cuda"
+    assert report["verdict"] == "pass"
+    assert report["decisions_identical"]
+    assert report["outputs_identical"]
+    errors = {r["policy"]: r["outputs_error"] for r in report["configurations"]}
+    assert errors["lru"] == 0
+    assert errors["oled"] < 0.02
+    assert any(label.startswith("foreign profile: rtx5090") for label in report["labels"])
+    text = in_words.text(report)
+    assert "On a device: outputs count as identical" in text
+    assert "foreign profile: rtx5090_xeon8470q was not measured as one, this is lazy" in text
+
+
+def test_validation_with_a_profile_of_the_device_judges_the_clock():
+    """Queues on a CPU are not a GPU: the clock must be off, and say so."""
+    report = validated(kind(), device="lazy device")
+    assert report["verdict"] == "fail"
+    assert any("median of |TPOT error|" in reason for reason in report["reasons"])
+    assert not any("foreign" in label for label in report["labels"])
+
+
+def test_the_resident_run_keeps_as_many_experts_as_fit():
+    size = 3 * 64 * 32 * 2
+    report = validated(kind(memory=200 * size))
+    assert report["resident_share"] == pytest.approx((200 - 8) / 512, abs=1e-3)
+    assert report["outputs_identical"]
+
+
+ROW = {
+    "policy": "lru", "slots": 20, "decisions_identical": True, "first_difference": None,
+    "outputs_identical": True, "live_tpot_ns": 100.0, "simulated_tpot_ns": 100.0,
+    "tpot_error": 0.0, "forward_error_p95_abs": 0.0, "undisturbed_share": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict", "reason"),
+    [
+        ((0.01, -0.02, 0.03), "pass", None),
+        ((0.04, -0.05, 0.01), "fail", "median of |TPOT error| is 4.0% (goal 3%)"),
+        ((0.01, 0.0, 0.2), "fail", "P95 of |TPOT error| is 18.1% (goal 8%)"),
+    ],
+)
+def test_the_goals_for_a_device(errors, verdict, reason):
+    rows = [
+        ROW | {"tpot_error": e, "live_tpot_ns": t * (1 + e), "simulated_tpot_ns": t}
+        for e, t in zip(errors, (100.0, 200.0, 400.0), strict=True)
+    ]
+    found = judge_device(rows, gated=True)
+    assert found["verdict"] == verdict
+    assert found["reasons"] == ([] if reason is None else [reason])
+    assert judge_device(rows, gated=False)["verdict"] == "pass"
+
+
+def test_a_swapped_ranking_is_no_pass():
+    rows = [
+        ROW | {"live_tpot_ns": 106.0, "simulated_tpot_ns": 103.0, "tpot_error": 0.029},
+        ROW | {"live_tpot_ns": 101.0, "simulated_tpot_ns": 104.0, "tpot_error": -0.029},
+    ]
+    (reason,) = judge_device(rows, gated=True)["reasons"]
+    assert reason == "worst swap of the ranking is 5.0% (goal 3%)"
