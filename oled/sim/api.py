@@ -102,7 +102,8 @@ def simulate(
     timeline = None
     if settings.timeline is not None:
         timeline = Timeline.of(replay.lanes, subject.geometry.moe_layers, composition.name)
-    return Result(result, per_layer, forward_ns, timeline, replay)
+    per_request = m.request_times(forward_ns, steps)
+    return Result(result, per_layer, per_request, forward_ns, timeline, replay)
 
 
 def _refuse_what_is_missing(subject: Subject, composition: Composition) -> None:

@@ -92,6 +92,19 @@ def ttft_ns(forward_ns: Ints, steps: Steps) -> float | None:
     return ratio(float(forward_ns[prefill].sum()), np.unique(steps.request[prefill]).size)
 
 
+def request_times(forward_ns: Ints, steps: Steps) -> dict[str, Ints]:
+    """Time of the prefill and of the decoding forwards of each request (or group), i64[R]."""
+    groups, place = np.unique(steps.request, return_inverse=True)
+    found = {}
+    for name, own in (
+        ("prefill_ns", steps.phase == Phase.PREFILL),
+        ("decoding_ns", is_decoding(steps)),
+    ):
+        found[name] = np.zeros(groups.size, np.int64)
+        np.add.at(found[name], place[own], forward_ns[own])
+    return found
+
+
 def bootstrap(
     by_phase: Ints, forward_ns: Ints, steps: Steps, rows: Mapping[int, int], seed: int
 ) -> dict[str, float | None]:
@@ -101,8 +114,7 @@ def bootstrap(
     if groups.size < 2:
         return dict.fromkeys(names)
     place = np.searchsorted(groups, steps.request)
-    decoding = is_decoding(steps)
-    times = np.bincount(place[decoding], forward_ns[decoding], groups.size)
+    times = request_times(forward_ns, steps)["decoding_ns"]
     row_count = np.array([rows[int(g)] for g in groups])
     tokens = np.bincount(place, steps.produced, groups.size) / row_count
     counts = by_phase.sum(axis=1)[:, [r.HITS, r.ACCESSES]].astype(np.float64)

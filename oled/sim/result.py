@@ -21,6 +21,7 @@ class Result:
 
     metrics: dict[str, Any]  # flat and stable names, see DESIGN; `phases` and `provenance` nested
     per_layer: dict[str, NDArray[np.int64]]  # accesses, hits, transfers, cpu_executions, ... [L]
+    per_request: dict[str, NDArray[np.int64]]  # prefill_ns, decoding_ns [R]
     forward_ns: NDArray[np.int64]  # [F] in replay order
     timeline: Timeline | None
     replay: Replay

@@ -154,7 +154,8 @@ def _metrics(point: Configuration) -> Row:
         calibration=calibration,
         **point.settings(),
     )
-    return results.flatten(result.metrics)
+    per_request = {f"requests.{k}": values.tolist() for k, values in result.per_request.items()}
+    return results.flatten(result.metrics | per_request)
 
 
 @functools.lru_cache(maxsize=3)
