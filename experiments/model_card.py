@@ -165,7 +165,12 @@ def persistence(recordings: Recordings) -> str:
         table(("", *found), tiny_locality.state_rows(found)),
         "The same by confidence, forced (tokens):",
         table(
-            ("confidence", "all", *(name.replace("_to_", " → ") for name in tiny_locality.STATES)),
+            (
+                "confidence",
+                "all",
+                "masked",
+                *(name.replace("_to_", " → ") for name in tiny_locality.STATES),
+            ),
             tiny_locality.confidence_rows(forced),
         ),
     ]

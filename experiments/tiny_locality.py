@@ -134,13 +134,22 @@ def state_rows(found: Found) -> Iterable[Row]:
 
 
 def confidence_rows(found: Locality) -> Iterable[Row]:
-    """Persistence by confidence, over all tokens and within each transition."""
+    """Persistence by confidence: all tokens, masked ones whatever becomes of them, and within each
+    transition."""
     kept = found.persistence
     cells = {
-        (cell.transition, cell.confidence_low, cell.confidence_high): cell
+        (cell.transition, cell.confidence_low, cell.confidence_high): (
+            cell.tokens * cell.persistence,
+            cell.tokens,
+        )
         for cell in (*kept.by_confidence, *kept.by_confidence_and_transition)
     }
-    for low, high in sorted({key[1:] for key in cells}):
-        here = [cells.get((transition, low, high)) for transition in ("all", *STATES)]
-        shares = ["–" if one is None else f"{one.persistence:.3f} ({one.tokens})" for one in here]
-        yield (f"{low:g}–{high:g}", *shares)
+
+    def cell(edges: tuple[float, float], *transitions: str) -> str:
+        here = [cells.get((name, *edges), (0.0, 0)) for name in transitions]
+        kept_tokens, tokens = (sum(part) for part in zip(*here, strict=True))
+        return f"{kept_tokens / tokens:.3f} ({tokens})" if tokens else "–"
+
+    for edges in sorted({key[1:] for key in cells}):
+        columns = (("all",), STATES[:2], *((state,) for state in STATES))
+        yield ("{:g}–{:g}".format(*edges), *(cell(edges, *names) for names in columns))

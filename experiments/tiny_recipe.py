@@ -37,7 +37,7 @@ class Recipe:
     complement: bool = True  # each window twice, masked here and masked there
     alignment: float = 0.3  # weight: masks are routed like the tokens that they hide
     sharpening: float = 0.0  # weight of the entropy of right predictions
-    mask_scale: float = 1.0  # of the mask's first embedding
+    mask_mean: bool = False  # the mask's embedding begins as the mean of all
     mask_frozen: bool = False
 
     muon: bool = False  # matrices of the layers by Muon, the rest by AdamW
@@ -82,7 +82,4 @@ def tiny_config(recipe: Recipe) -> LLaDA2MoeConfig:
 def initial_model(recipe: Recipe) -> LLaDA2MoeModelLM:
     """The untrained model, the control of every locality figure."""
     torch.manual_seed(recipe.seed)
-    model = LLaDA2MoeModelLM(tiny_config(recipe))
-    with torch.no_grad():
-        model.model.word_embeddings.weight[model.config.mask_token_id] *= recipe.mask_scale
-    return model
+    return LLaDA2MoeModelLM(tiny_config(recipe))

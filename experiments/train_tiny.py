@@ -71,12 +71,20 @@ class Trainer:
         self.step, self.spent_s = 0, 0.0
         if self.checkpoint.exists():
             self.resume()
-        elif start is not None:
-            self.model.load_state_dict(torch.load(start, weights_only=True)["model"])
+        else:
+            self.begin(start)
 
     @property
     def checkpoint(self) -> Path:
         return self.out / "checkpoint.pt"
+
+    def begin(self, start: Path | None) -> None:
+        """Weights of another run, if told; the mask's embedding as the recipe wants it."""
+        if start is not None:
+            self.model.load_state_dict(torch.load(start, weights_only=True)["model"])
+        if self.recipe.mask_mean:
+            embeddings = self.model.model.word_embeddings.weight.data
+            embeddings[self.model.config.mask_token_id] = embeddings.mean(0)
 
     def resume(self) -> None:
         """Go on where the last checkpoint stopped."""
