@@ -11,7 +11,7 @@ from oled.trace import Trace
 
 
 def simulate(trace: Trace, values: Mapping[str, Any], out: Path) -> str:
-    """One simulation: OUT/metrics.json. Caches, calibration and seed have no part in it."""
+    """One simulation: OUT/metrics.json. Caches and the CPU have no part in it."""
     from oled.parallel.api import simulate
 
     for key in ("timeline", "calibration"):
@@ -24,6 +24,6 @@ def simulate(trace: Trace, values: Mapping[str, Any], out: Path) -> str:
         hardware=values["hardware"],
         runtime=values["runtime"],
         batch_size=values["workload"]["batch_size"],
-        **values["cost"],
+        geometry=values["cost"]["geometry"],
     )
     return f"{result.table()}\n{result.write(out)}"

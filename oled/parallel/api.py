@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,13 +58,10 @@ def simulate(
     runtime: str | Path | Mapping[str, Any] | Runtime = "graph_fused",
     batch_size: int = 1,
     geometry: str | None = None,
-    cpu_kernel: Literal["tuned", "torch"] = "tuned",
-    pinned: bool = True,
 ) -> Result:
     """Replay `trace` on the GPUs of `topology`, each of the kind that `hardware` names.
 
-    All experts are resident, each on at least one rank; `geometry`, `cpu_kernel` and `pinned` are
-    as in `oled.simulate` (the latter two touch nothing here, there is no CPU work). Raises
+    All experts are resident, each on at least one rank; `geometry` is as in `oled.simulate`. Raises
     UserError (one line) for whatever the user can mend.
     """
     began = time.perf_counter()
@@ -87,6 +84,19 @@ def simulate(
     found["provenance"] = {
         "trace": loaded.path.name,
         "trace_hash": loaded.hash,
+        **_origin(system, links),
+        "settings": {"batch_size": batch_size, "geometry": geometry},
+        "hardware": profile.name,
+        "runtime": preset.name,
+        "costs": dict(costs.provenance),
+        "labels": [*costs.labels, *_labels(token_bytes)],
+    }
+    return Result(found, tally)
+
+
+def _origin(system: System, links: Topology) -> dict[str, Any]:
+    """What was put together, for `provenance`."""
+    return {
         "policy": system.name,
         "policy_source": system.source,
         "placement": {
@@ -97,13 +107,7 @@ def simulate(
         },
         "topology": links.name,
         "links": dict(links.numbers),
-        "settings": {"batch_size": batch_size, "geometry": geometry},
-        "hardware": profile.name,
-        "runtime": preset.name,
-        "costs": dict(costs.provenance),
-        "labels": [*costs.labels, *_labels(token_bytes)],
     }
-    return Result(found, tally)
 
 
 def _costs(
