@@ -28,7 +28,7 @@ from transformers import (
 from oled import models as families
 from oled.models.llada2 import LLaDA2MoeConfig
 from oled.models.sdar import SDARMoeConfig
-from oled.record import LoadedModel
+from oled.record import LoadedModel, overhead
 
 EOS, MASK = 0, 1
 VOCABULARY = 258
@@ -145,6 +145,12 @@ def build(family: str) -> PreTrainedModel:
         elif name.endswith("per_expert_scale"):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return model
+
+
+@pytest.fixture(autouse=True)
+def quick_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings measure their own cost on a few passes only."""
+    monkeypatch.setattr(overhead, "MAX_PASSES", 4)
 
 
 @pytest.fixture(params=sorted(CONFIGS))
