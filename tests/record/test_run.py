@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from oled.errors import UserError
 from oled.record import (
@@ -20,8 +20,6 @@ from oled.record import (
     BlockDiffusion,
     LoadedModel,
     Mode,
-    load_model,
-    load_prompts,
     plain_prompt,
     record,
 )
@@ -31,7 +29,7 @@ from oled.trace.manifest import Status, read_manifest
 from oled.trace.reader import load
 from oled.trace.schema import Phase, WeightKind
 
-from .conftest import COMMON, EOS, MASK
+from .conftest import EOS, MASK
 
 PROMPTS = [
     plain_prompt("How many pears?", " 33, she said."),
@@ -129,7 +127,8 @@ import sys, torch
 sys.path.insert(0, {folder!r})
 from record.conftest import build
 from record import conftest
-from oled.record import BlockDiffusion, LoadedModel, plain_prompt, record
+from oled.record import BlockDiffusion, LoadedModel, overhead, plain_prompt, record
+overhead.MAX_PASSES = 1
 tokenizer = conftest.tokenizer.__wrapped__()
 loaded = LoadedModel("random", build("llada2_moe"), tokenizer, torch.float16)
 prompts = [plain_prompt(f"prompt number {{n}}") for n in range(100_000)]
@@ -146,7 +145,7 @@ def test_kill_leaves_the_closed_parts(tmp_path: Path) -> None:
         [sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(list(out.glob("forwards-*.parquet"))) < 4 and time.monotonic() < deadline:
             assert process.poll() is None
             time.sleep(0.02)
@@ -176,78 +175,3 @@ def test_what_does_not_fit_the_model_is_refused(loaded: LoadedModel, tmp_path: P
     with pytest.raises(UserError, match="batch_size is 0"):
         record(loaded, PROMPTS, DECODE, tmp_path / "t", batch_size=0)
     assert not (tmp_path / "t").exists()
-
-
-def test_a_checkpoint_loads_and_records(loaded: LoadedModel, tmp_path: Path) -> None:
-    folder = tmp_path / "small-llada"
-    loaded.model.half().save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
-    again = load_model(str(folder), device="cpu")
-    assert (again.name, again.stored_dtype) == ("small-llada", torch.float16)
-    assert again.model.dtype == torch.float32
-    assert load_model(str(folder), "cpu", "bfloat16").model.dtype == torch.bfloat16
-    record(again, PROMPTS[:1], DECODE, tmp_path / "t")
-    model = load(tmp_path / "t").manifest.model
-    assert (model["id"], model["dtype"], model["stored_dtype"]) == (
-        "small-llada",
-        "float32",
-        "float16",
-    )
-
-
-def test_a_dense_model_is_refused_before_its_weights(tmp_path: Path) -> None:
-    LlamaConfig(**COMMON).save_pretrained(tmp_path)  # a configuration, no weights
-    with pytest.raises(UserError, match=r"\(llama\) is no mixture of experts"):
-        load_model(str(tmp_path), "cpu")
-
-
-def test_what_can_not_be_loaded_is_said_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="can not be loaded") as error:
-        load_model(str(tmp_path / "nothing"), "cpu")
-    assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="use auto, cpu or cuda"):
-        load_model("tiny", "gpu")
-
-
-def test_prompts_of_known_files(tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl"
-    file.write_text(
-        '{"question": "Q?", "answer": "A"}\n\n'
-        '{"task_id": 1, "prompt": "def f():\\n", "canonical_solution": "    pass", "test": ""}\n'
-        '{"prompt": "Once", "reference": " upon"}\n{"text": "Say"}\n'
-    )
-    gsm, human, plain, bare = load_prompts(file)
-    assert (gsm.text, gsm.reference, gsm.source) == ("Question: Q?\nAnswer:", " A", "p.jsonl:1")
-    assert (human.text, human.reference) == ("def f():\n", "    pass")
-    assert (plain.text, plain.reference, plain.source) == ("Once", " upon", "p.jsonl:4")
-    assert (bare.text, bare.reference) == ("Say", None)
-    assert [p.text for p in load_prompts(file, skip=1, limit=2)] == ["def f():\n", "Once"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "line 1: not JSON"),
-        ('{"text": "a"}\n[]', "line 2: expected an object"),
-        ('{"question": 3}', "line 1: needs a text field"),
-        ("\n", "no prompts left"),
-    ],
-)
-def test_bad_prompt_files_are_named(tmp_path: Path, content: str, message: str) -> None:
-    file = tmp_path / "p.jsonl"
-    file.write_text(content)
-    with pytest.raises(UserError, match=message):
-        load_prompts(file)
-    with pytest.raises(UserError, match="can not be read"):
-        load_prompts(tmp_path / "q.jsonl")
-
-
-def test_a_chat_template_is_used(loaded: LoadedModel, tmp_path: Path) -> None:
-    loaded.tokenizer.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
-    try:
-        record(loaded, PROMPTS[:1], DECODE, tmp_path / "t")
-    finally:
-        loaded.tokenizer.chat_template = None
-    trace = load(tmp_path / "t")
-    first = trace.tokens.token_id[: int(trace.forwards.token_offsets[1])]
-    assert loaded.tokenizer.decode(first.tolist()) == "<How many pears?>"[: len(first)]
