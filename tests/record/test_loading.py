@@ -117,7 +117,7 @@ def test_another_models_tokenizer_is_refused(checkpoint: Path, tmp_path: Path) -
             BlockDiffusion(block_length=4, mask_id=1),
             tmp_path / "t",
         )
-    with pytest.raises(UserError, match="decode.mask_id is 258; the model has 258 tokens"):
+    with pytest.raises(UserError, match=r"decode\.mask_id is 258; the model has 258 tokens"):
         record(loaded, PROMPTS, BlockDiffusion(block_length=4, mask_id=258), tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
@@ -127,7 +127,7 @@ def test_foreign_code_does_not_run(checkpoint: Path) -> None:
     code = {"AutoConfig": "my_code.MyConfig", "AutoModelForCausalLM": "my_code.MyModel"}
     edit_config(checkpoint, model_type="my_moe", auto_map=code)
     (checkpoint / "my_code.py").write_text("raise SystemExit('it ran')")
-    with pytest.raises(UserError, match="code of its own; model.trust_remote_code=true"):
+    with pytest.raises(UserError, match=r"code of its own; model\.trust_remote_code=true"):
         load_model(str(checkpoint), "cpu")
     edit_config(checkpoint, model_type="sdar_moe", mask_token_id=1)
     assert type(load_model(str(checkpoint), "cpu").model).__name__ == "SDARMoeForCausalLM"
@@ -153,5 +153,5 @@ def test_what_can_not_be_loaded_is_said_in_a_line(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="use auto, cpu or cuda"):
         load_model("tiny", "gpu")
-    with pytest.raises(UserError, match="model.dtype=fp8 is unknown"):
+    with pytest.raises(UserError, match=r"model\.dtype=fp8 is unknown"):
         load_model("tiny", "cpu", "fp8")

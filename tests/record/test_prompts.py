@@ -61,7 +61,7 @@ def test_bad_prompt_files_are_named(tmp_path: Path, content: str, message: str) 
 @pytest.mark.parametrize("wrong", [{"skip": -1}, {"limit": 0}])
 def test_ranges_of_lines_are_checked(tmp_path: Path, wrong: dict[str, int]) -> None:
     (tmp_path / "p.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(UserError, match="skip=.* limit="):
+    with pytest.raises(UserError, match=r"skip=.* limit="):
         load_prompts(tmp_path / "p.jsonl", **wrong)
 
 
