@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from tiny_recipe import Recipe, initial_model
+from tiny_recipe import FIRST, Recipe, initial_model
 from train_tiny import Budget, Trainer, prepare
 from transformers import PreTrainedTokenizerFast
 
@@ -34,15 +34,15 @@ RESULTS = Path(__file__).parent / "results" / "tiny_model"
 JOURNAL = RESULTS / "runs.jsonl"
 STEPS, PROMPTS, NEW_TOKENS = 240, 6, 64
 MIX = ("gsm8k", "python", "gsm8k", "docs")
-BASE = Recipe(
-    text=("gsm8k",), windows=4, blocks=(16, 32), complement=False, alignment=0.0, learning_rate=3e-3
-)
+BASE = replace(FIRST, windows=4)
 MORE = replace(BASE, learning_rate=1.5e-3, warmup_steps=20, flat_until=0.3)
 
 VARIATIONS: dict[str, Recipe] = {  # those called base begin with nothing, the others with `--start`
     "more of the same": MORE,
     "half code and docs": replace(MORE, text=MIX),
     "alignment 0.3": replace(MORE, alignment=0.3),
+    "alignment 1": replace(MORE, alignment=1.0),
+    "alignment 0.3, text, complement": replace(MORE, alignment=0.3, text=MIX, complement=True),
     "slack 0.8": replace(MORE, balance_slack=0.8),
     "muon": replace(MORE, muon=True),
     "sharpening 0.3": replace(MORE, sharpening=0.3),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,7 +33,7 @@ class Recipe:
     blocks: tuple[int, ...] = (16, 8, 16, 32)  # in turns, so that one model serves all
     first_blocks: tuple[int, ...] = ()  # instead of `blocks`, until `first_until` of the budget
     first_until: float = 0.0
-    autoregressive_until: float = 0.0  # of the budget: next-token prediction before; 1 is a twin
+    autoregressive_until: float = 0.0  # of the budget: next-token prediction before
     complement: bool = True  # each window twice, masked here and masked there
     alignment: float = 0.3  # weight: masks are routed like the tokens that they hide
     sharpening: float = 0.0  # weight of the entropy of right predictions
@@ -52,6 +52,23 @@ class Recipe:
     balance_masked: float = 1.0  # weight of a masked token in the load
     seed: int = 1234
     held_out_windows: int = 48
+
+
+FIRST = Recipe(
+    text=("gsm8k",),
+    windows=12,
+    blocks=(16, 32),
+    complement=False,
+    alignment=0.0,
+    learning_rate=3e-3,
+)
+"""What the bundled run begins with: form and grammar, from one source."""
+
+RECIPES = {
+    "bundled": Recipe(),
+    "first": FIRST,
+    "twin": replace(Recipe(), autoregressive_until=1.0, complement=False, alignment=0.0),
+}
 
 
 def tiny_config(recipe: Recipe) -> LLaDA2MoeConfig:

@@ -1,6 +1,9 @@
 """Train the bundled model: a small LLaDA2 by block diffusion, on a CPU.
 
-    python experiments/train_tiny.py --data ../shared/data/prompts/gsm8k --out .work/tiny --steps N
+    python experiments/train_tiny.py --data ../shared/data/prompts/gsm8k --out .work/first \\
+        --recipe first --steps 2228
+    python experiments/train_tiny.py --data ../shared/data/prompts/gsm8k --out .work/tiny \\
+        --start .work/first/checkpoint.pt --steps 1650 --processes 4 --rank 0  # and 1, 2, 3
 
 With `--processes P` start it P times, with `--rank` 0 to P - 1: processes of one thread, each with
 its windows of every step, add up their gradients.
@@ -18,7 +21,7 @@ import logging
 import math
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +34,7 @@ import torch.distributed as dist
 from tiny_data import Corpus, Mixture
 from tiny_objective import Routes, autoregressive_loss, diffusion_loss, held_out
 from tiny_optimizer import optimizers
-from tiny_recipe import Recipe, initial_model
+from tiny_recipe import RECIPES, Recipe, initial_model
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -249,13 +252,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True, help="the whole budget")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--twin", action="store_true", help="the autoregressive twin, instead")
+    parser.add_argument("--recipe", choices=RECIPES, default="bundled", help="see tiny_recipe.py")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
-    recipe = Recipe()
-    if args.twin:
-        recipe = replace(recipe, autoregressive_until=1.0, alignment=0.0, complement=False)
+    recipe = RECIPES[args.recipe]
     budget = Budget(args.steps, args.rank, args.processes)
     if budget.processes > 1:
         store = f"file://{(args.out / 'rendezvous').resolve()}"
