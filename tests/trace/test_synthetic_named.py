@@ -34,6 +34,24 @@ def test_a_named_trace_is_whole(geometry: str, layers: int, experts: int) -> Non
     assert steps.tokens[steps.phase == Phase.PREFILL].tolist() == [80]
 
 
+@pytest.mark.parametrize("decoding", ["llada2_1_speed", "llada2_1_quality", "autoregressive"])
+def test_other_ways_to_decode_say_so_in_their_name(decoding: str) -> None:
+    spec = Synthetic(requests=1, block_length=32, decoding=decoding, scores=8, horizons=1)
+    assert spec.name == f"synthetic-llada2_mini-b32-even-gsm8k-{decoding}-r1-s0-m0-h1-scores8"
+    assert check(spec.folder()).ok
+    trace = load(spec.folder())
+    assert trace.scores is not None
+    assert trace.scores.expert_ids.shape[1] == 8
+    assert build_steps(trace).produced.sum() == 160 - (decoding == "autoregressive")
+
+
+def test_gpqa_is_long_and_stays_small_with_some_scores(tmp_path: Path) -> None:
+    """A router's 64 best of 256 scores; all of them would be four times as much."""
+    spec = Synthetic(requests=1, workload="gpqa", scores=64, horizons=3)
+    size = sum(file.stat().st_size for file in spec.folder().rglob("*") if file.is_file())
+    assert size < 30e6
+
+
 def test_it_is_made_once() -> None:
     spec = Synthetic(requests=1, block_length=32)
     made = spec.folder()
@@ -54,6 +72,9 @@ def test_calibration_is_the_same_model_on_other_requests() -> None:
         ({"geometry": "llada"}, "llada"),
         ({"process": "evn"}, "did you mean 'even'"),
         ({"block_length": 0}, r"trace\.block_length=0"),
+        ({"decoding": "llada2_2"}, "did you mean 'llada2'"),
+        ({"scores": True}, r"trace\.scores=True: it must be a number"),
+        ({"horizons": -1}, r"trace\.horizons=-1"),
     ],
 )
 def test_what_cannot_be_made_is_refused(fields, message) -> None:

@@ -95,32 +95,22 @@ def route(
 def best_scores(
     logits: Array,  # f32[T, L, E]
     softmax: bool,
-    ids: Array,  # out u16[L, T, m] ascending
+    ids: Array,  # out u16[L, T, m] by falling logit
     values: Array,  # out f32[L, T, m] sigmoids, or shares of all E exponentials
 ) -> None:
     """The m best experts of every token, and the router's scores of them; ties: lower ids."""
     tokens, layers, experts = logits.shape
-    kept = ids.shape[2]
+    every = np.arange(experts)
     for token in range(tokens):
         for layer in range(layers):
-            row = logits[token, layer]
-            border = np.partition(row, experts - kept)[experts - kept]
-            at_border = kept
+            row, best = logits[token, layer], ids[layer, token]
+            _sort_best(row, every, best)
             total = 0.0
             for expert in range(experts):
                 total += math.exp(np.float64(row[expert]))
-                at_border -= row[expert] > border
-            slot = 0
-            for expert in range(experts):
-                logit = row[expert]
-                if logit < border or (logit == border and at_border == 0):
-                    continue
-                at_border -= logit == border
-                ids[layer, token, slot] = expert
-                values[layer, token, slot] = (
-                    math.exp(np.float64(logit)) / total if softmax else _sigmoid(logit)
-                )
-                slot += 1
+            for slot in range(best.shape[0]):
+                logit = np.float64(row[best[slot]])
+                values[layer, token, slot] = math.exp(logit) / total if softmax else _sigmoid(logit)
 
 
 @njit
