@@ -28,14 +28,19 @@ KEYS = {
   out=DIR                      where everything goes (default: demo-out)
   device=auto|cpu|cuda         where the model runs""",
     "record": """\
-  model=tiny|NAME|PATH         the bundled model, or a checkpoint folder
-  model.dtype= model.device=   how and where it runs
-  prompts=FILE                 JSONL with `question` or `prompt` (and `answer` for mode=forced)
+  model=tiny|FOLDER|OWNER/NAME the bundled model, a checkpoint, or one on the hub
+  model.revision=              branch, tag or commit on the hub
+  model.trust_remote_code=true code that comes with the checkpoint may run here (default: false)
+  model.dtype=auto|float32|bfloat16|float16  model.device=auto|cpu|cuda
+  prompts=FILE                 JSONL: GSM8K's fields, HumanEval's, or `prompt` and `reference`
   skip=N limit=N batch_size=N  which prompts, and how many at once
+  chat=true|false              through the tokenizer's chat template (default: where it has one)
   horizons=H score_width=M     also next-gate predictions, and the best router scores
   policy=NAME                  one that changes routes (des_seq, des_vote, block_pool)
-  decode=block_diffusion|autoregressive
-  decode.block_length=16 decode.threshold=0.9 decode.mode=free|forced decode.max_new_tokens=128
+  decode=block_diffusion|autoregressive|canvas_diffusion
+  decode.max_new_tokens=256    and any other key of its file, as decode.block_length=16
+                               decode.threshold=0.9 decode.mode=free|forced
+  seed=N                       of canvases
   out=DIR                      the trace""",
     "simulate": """\
   trace=NAME|DIR|synthetic     a bundled trace, a folder, a made-up one (trace.geometry=…)
