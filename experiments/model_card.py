@@ -29,9 +29,11 @@ from tiny_data import Corpus
 from tiny_measure import HeldOut
 from tiny_objective import held_out
 from tiny_recipe import Recipe
+from transformers import PreTrainedTokenizerFast
 
-from oled.models.bundled import load_tiny, tiny_path
+from oled.models.bundled import tiny_path
 from oled.models.llada2 import LLaDA2MoeModelLM
+from oled.record import LoadedModel
 from oled.record.decode import BlockDiffusion
 from oled.record.prompts import load_prompts
 from oled.trace.stats import Locality
@@ -62,24 +64,31 @@ def fill(text: str, name: str, part: str) -> str:
     return f"{before}{start}\n{part}\n{stop}{rest.split(stop)[1]}"
 
 
-def read_log() -> list[dict[str, float]]:
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Weights and tokenizer of a folder that `export_tiny.py` wrote."""
+    model = LLaDA2MoeModelLM.from_pretrained(folder, dtype=dtype).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    return LoadedModel("tiny", model, tokenizer, torch.float16)
+
+
+def read_log(file: Path) -> list[dict[str, float]]:
     """The training log, one entry an evaluation."""
-    text = (RESULTS / "train_log.jsonl").read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
-def run_line() -> str:
+def run_line(file: Path) -> str:
     """How long the training was."""
-    last = read_log()[-1]
+    last = read_log(file)[-1]
     return (
         f"The run: {last['step']:,} steps, {last['tokens'] / 1e6:.1f} M clean tokens, "
         f"{last['minutes']:.0f} minutes."
     )
 
 
-def loss_table(rows: int = 12) -> str:
+def loss_table(file: Path, rows: int = 12) -> str:
     """Held-out loss along the training log."""
-    lines = read_log()
+    lines = read_log(file)
     step = max(1, -(-(len(lines) - 1) // rows))
     chosen = [*lines[:-1:step], lines[-1]]
     header = ("step", "minutes", "tokens (M)", "held out, B 16", "held out, B 32", "load entropy")
@@ -105,12 +114,12 @@ def fenced(text: str) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-def samples(data: Path) -> str:
+def samples(loaded: LoadedModel, data: Path) -> str:
     """Free answers to the first held-out prompts, good or bad."""
     prompts = load_prompts(data / "test.jsonl", limit=SAMPLES)
     settings = BlockDiffusion(block_length=16, threshold=0.9, max_new_tokens=160)
     parts = []
-    found = tiny_measure.answers(prompts, settings)
+    found = tiny_measure.answers(loaded.model, loaded.tokenizer, prompts, settings)
     for prompt, (text, forwards, ended) in zip(prompts, found, strict=True):
         end = "ended by itself" if ended else "cut off at 160 tokens"
         parts.append(f"{fenced(prompt.text + text)}\n\n{forwards} denoising forwards; {end}.")
@@ -120,13 +129,14 @@ def samples(data: Path) -> str:
 class Recordings:
     """The held-out problems recorded in all ways, when they are first asked for."""
 
-    def __init__(self, data: Path, folder: Path) -> None:
+    def __init__(self, loaded: LoadedModel, data: Path, folder: Path) -> None:
+        self.loaded = loaded
         self.prompts = load_prompts(data / "test.jsonl", skip=SAMPLES, limit=LOCALITY_PROMPTS)
         self.folder = folder
 
     @cached_property
     def paths(self) -> dict[str, Path]:
-        return tiny_locality.record_all(self.prompts, self.folder)
+        return tiny_locality.record_all(self.loaded, self.prompts, self.folder)
 
     @cached_property
     def found(self) -> dict[str, Locality]:
@@ -202,11 +212,11 @@ def experts_table(run: HeldOut, model: LLaDA2MoeModelLM) -> str:
     )
 
 
-def dtype_table(exact: HeldOut, text: Corpus, recipe: Recipe) -> str:
+def dtype_table(folder: Path, exact: HeldOut, text: Corpus, recipe: Recipe) -> str:
     """How many routes survive computing in half precision."""
     rows = []
     for dtype in (torch.float16, torch.bfloat16):
-        narrow, _ = load_tiny(dtype=dtype)
+        narrow = load(folder, dtype).model
         other = tiny_measure.run_held_out(narrow, text, recipe, DTYPE_WINDOWS)
         pairs, sets = tiny_measure.same_routes(exact, other)
         rows.append((str(dtype).removeprefix("torch."), f"{pairs:.2%}", f"{sets:.2%}"))
@@ -224,29 +234,31 @@ def calibration_table(run: HeldOut) -> str:
     )
 
 
-def makers(data: Path, traces: Path) -> dict[str, Callable[[], str]]:
+def makers(folder: Path, history: Path, data: Path, traces: Path) -> dict[str, Callable[[], str]]:
     """All generated parts, each of them made when it is called for."""
     recipe = Recipe()
-    model, tokenizer = load_tiny()
+    loaded = load(folder)
+    model, tokenizer = loaded.model, loaded.tokenizer
     test = tiny_measure.corpus(data / "test.jsonl", tokenizer)
-    recordings = Recordings(data, traces)
+    recordings = Recordings(loaded, data, traces)
 
     def whole() -> HeldOut:
         return tiny_measure.run_held_out(model, test, recipe, recipe.held_out_windows)
 
     def loss() -> str:
-        trained, _ = load_tiny()
+        trained = load(folder).model
         trained.set_attn_implementation(tiny_attention.NAME)
         losses = held_out(trained, test, recipe, BLOCKS, recipe.held_out_windows)
         shipped = ", ".join(f"{loss:.3f}" for loss in losses.values())
-        return f"{loss_table()}\n\nThe shipped weights at B 8, 16, 32, measured again: {shipped}."
+        again = f"The shipped weights at B 8, 16, 32, measured again: {shipped}."
+        return f"{loss_table(history)}\n\n{again}"
 
     def dtypes() -> str:
         part = tiny_measure.run_held_out(model, test, recipe, DTYPE_WINDOWS)
-        return dtype_table(part, test, recipe)
+        return dtype_table(folder, part, test, recipe)
 
     return {
-        "run": run_line,
+        "run": lambda: run_line(history),
         "loss": loss,
         "calibration": lambda: calibration_table(whole()),
         "experts": lambda: experts_table(whole(), model),
@@ -255,7 +267,7 @@ def makers(data: Path, traces: Path) -> dict[str, Callable[[], str]]:
         "forced": lambda: overlaps(recordings, "forced"),
         "persistence": lambda: persistence(recordings),
         "policies": lambda: policies(recordings),
-        "samples": lambda: samples(data),
+        "samples": lambda: samples(loaded, data),
     }
 
 
@@ -263,15 +275,18 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K's jsonl files")
+    parser.add_argument("--model", type=Path, default=tiny_path(), help="its folder, with its card")
+    parser.add_argument("--log", type=Path, default=RESULTS / "train_log.jsonl")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="the page on locality")
     parser.add_argument("--only", nargs="*", help="parts to measure; all by default")
     parser.add_argument("--traces", type=Path, help="where recordings are kept")
     args = parser.parse_args()
     torch.set_num_threads(1)  # faster than two for matrices this small
     with tempfile.TemporaryDirectory() as temporary:
-        parts = makers(args.data, args.traces or Path(temporary))
+        parts = makers(args.model, args.log, args.data, args.traces or Path(temporary))
         for name in args.only or parts:
             part = parts[name]()
-            for page in (tiny_path() / "README.md", DOCS):
+            for page in (args.model / "README.md", args.docs):
                 text = page.read_text(encoding="utf-8")
                 page.write_text(fill(text, name, part), encoding="utf-8")
             log.info("%s", name)

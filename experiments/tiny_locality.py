@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from tiny_recipe import Recipe, initial_model
 
-from oled.models.bundled import load_tiny
 from oled.record import BlockDiffusion, LoadedModel, Mode, Prompt, record
 from oled.trace.stats import Estimate, Locality, Overlap, stats
 
@@ -47,11 +46,10 @@ def name_of(mode: str, block: int) -> str:
     return f"{mode}, B {block}"
 
 
-def record_all(prompts: Sequence[Prompt], folder: Path) -> dict[str, Path]:
+def record_all(trained: LoadedModel, prompts: Sequence[Prompt], folder: Path) -> dict[str, Path]:
     """The recordings by name; those that are in the folder already are left as they are."""
-    model, tokenizer = load_tiny()
-    trained = LoadedModel("tiny", model, tokenizer, torch.float16)
-    control = LoadedModel(CONTROL, initial_model(Recipe()).eval(), tokenizer, torch.float32)
+    untrained = initial_model(Recipe()).eval()
+    control = LoadedModel(CONTROL, untrained, trained.tokenizer, torch.float32)
     runs = {
         name_of(mode, block): (trained, replace(decode, block_length=block))
         for mode, decode in (("free", FREE), ("forced", FORCED))

@@ -18,7 +18,6 @@ from tiny_recipe import Recipe
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from oled.models.bundled import load_tiny
 from oled.models.llada2 import LLaDA2MoeModelLM, LLaDA2TopKRouter
 from oled.record.decode import BlockDiffusion
 from oled.record.prompts import Prompt, tokenize
@@ -94,9 +93,13 @@ def calibration(run: HeldOut) -> list[tuple[str, int, float, float]]:
     return rows
 
 
-def answers(prompts: Sequence[Prompt], settings: BlockDiffusion) -> list[tuple[str, int, bool]]:
+def answers(
+    model: LLaDA2MoeModelLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[Prompt],
+    settings: BlockDiffusion,
+) -> list[tuple[str, int, bool]]:
     """For each prompt the decoded answer, its denoise forwards, and whether it ended by itself."""
-    model, tokenizer = load_tiny()
     settings = settings.resolve(model, tokenizer)
     found = []
     for request in tokenize(prompts, tokenizer):
