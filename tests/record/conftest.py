@@ -36,7 +36,6 @@ COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
@@ -58,35 +57,56 @@ LATENT = {
     "head_dim": 8,
 }
 
-CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "qwen3_moe": lambda: Qwen3MoeConfig(
-        **COMMON, **NARROW, num_experts=8, head_dim=8, norm_topk_prob=True, mlp_only_layers=[0]
+CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {  # of a number of layers
+    "qwen3_moe": lambda layers=4: Qwen3MoeConfig(
+        **COMMON,
+        num_hidden_layers=layers,
+        **NARROW,
+        num_experts=8,
+        head_dim=8,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
     ),
-    "qwen2_moe": lambda: Qwen2MoeConfig(
-        **COMMON, **NARROW, num_experts=8, shared_expert_intermediate_size=64
+    "qwen2_moe": lambda layers=4: Qwen2MoeConfig(
+        **COMMON,
+        num_hidden_layers=layers,
+        **NARROW,
+        num_experts=8,
+        shared_expert_intermediate_size=64,
     ),
-    "olmoe": lambda: OlmoeConfig(**COMMON, num_experts=8, num_experts_per_tok=2),
-    "mixtral": lambda: MixtralConfig(**COMMON, num_local_experts=8, num_experts_per_tok=2),
-    "deepseek_v2": lambda: DeepseekV2Config(
+    "olmoe": lambda layers=4: OlmoeConfig(
+        **COMMON, num_hidden_layers=layers, num_experts=8, num_experts_per_tok=2
+    ),
+    "mixtral": lambda layers=4: MixtralConfig(
+        **COMMON, num_hidden_layers=layers, num_local_experts=8, num_experts_per_tok=2
+    ),
+    "deepseek_v2": lambda layers=4: DeepseekV2Config(
         **LATENT,
+        num_hidden_layers=layers,
         **NARROW,
         n_routed_experts=8,
         n_shared_experts=2,
         first_k_dense_replace=1,
         topk_method="greedy",
     ),
-    "deepseek_v3": lambda: DeepseekV3Config(**LATENT, **GROUPED, first_k_dense_replace=1),
-    "glm4_moe": lambda: Glm4MoeConfig(**COMMON, **GROUPED, head_dim=8, first_k_dense_replace=1),
-    "gpt_oss": lambda: GptOssConfig(
+    "deepseek_v3": lambda layers=4: DeepseekV3Config(
+        **LATENT, num_hidden_layers=layers, **GROUPED, first_k_dense_replace=1
+    ),
+    "glm4_moe": lambda layers=4: Glm4MoeConfig(
+        **COMMON, num_hidden_layers=layers, **GROUPED, head_dim=8, first_k_dense_replace=1
+    ),
+    "gpt_oss": lambda layers=4: GptOssConfig(
         **COMMON,
+        num_hidden_layers=layers,
         num_local_experts=8,
         num_experts_per_tok=2,
         head_dim=8,
-        layer_types=["sliding_attention", "full_attention"] * 2,
+        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
         sliding_window=6,
     ),
-    "llada2_moe": lambda: LLaDA2MoeConfig(
+    "llada2_moe": lambda layers=4: LLaDA2MoeConfig(
         **COMMON,
+        num_hidden_layers=layers,
         **NARROW,
         num_experts=8,
         n_group=4,
@@ -94,8 +114,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         head_dim=8,
         mask_token_id=MASK,
     ),
-    "sdar_moe": lambda: SDARMoeConfig(
+    "sdar_moe": lambda layers=4: SDARMoeConfig(
         **COMMON,
+        num_hidden_layers=layers,
         **NARROW,
         num_experts=8,
         head_dim=8,
@@ -103,15 +124,16 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         block_length=8,
         mask_token_id=MASK,
     ),
-    "diffusion_gemma": lambda: DiffusionGemmaConfig(
+    "diffusion_gemma": lambda layers=4: DiffusionGemmaConfig(
         text_config=DiffusionGemmaTextConfig(
             **COMMON,
+            num_hidden_layers=layers,
             num_experts=8,
             top_k_experts=2,
             moe_intermediate_size=16,
             head_dim=8,
             global_head_dim=16,
-            layer_types=["sliding_attention", "full_attention"] * 2,
+            layer_types=["sliding_attention", "full_attention"] * (layers // 2),
             sliding_window=6,
         ),
         vision_config=AutoConfig.for_model(
@@ -135,10 +157,10 @@ families.register()
 torch.set_num_threads(1)  # the models are so small that more threads only wait for each other
 
 
-def build(family: str) -> PreTrainedModel:
+def build(family: str, layers: int = 4) -> PreTrainedModel:
     """A random model of the family, always the same one."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family]()).eval()
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](layers)).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("router.scale"):  # DiffusionGemma's begin as ones, too small to choose by
             torch.nn.init.uniform_(parameter, 10, 30)

@@ -12,9 +12,11 @@ from oled.record import Autoregressive, BlockDiffusion, Mode, Recorder
 from oled.record.decode import Pass, Request, Share
 from oled.trace.schema import Phase, TokenState
 
-from .conftest import EOS, MASK, build
+from .conftest import CONFIGS, EOS, MASK, build
 
 L = 8
+DIFFUSION = {"llada2_moe", "sdar_moe", "diffusion_gemma"}
+AUTOREGRESSIVE = sorted(set(CONFIGS) - DIFFUSION)
 
 
 def prompt(index: int, length: int, reference: list[int] | None = None) -> Request:
@@ -49,7 +51,7 @@ def block_mask(length: int) -> torch.Tensor:
     return mask[None, None]
 
 
-@pytest.mark.parametrize("family", ["llada2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llada2_moe", "qwen3_moe", "sdar_moe"])
 def test_a_cached_block_sees_what_the_full_forward_sees(family: str) -> None:
     model, request = build(family), prompt(0, 19)
     passes = list(diffusion(max_new_tokens=13).decode(model, [request]))
@@ -72,7 +74,7 @@ def test_a_cached_block_sees_what_the_full_forward_sees(family: str) -> None:
         assert np.allclose(share.confidence, logits.softmax(-1).max(-1).values, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llada2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llada2_moe", "qwen3_moe", "sdar_moe"])
 def test_a_batch_decodes_as_each_row_alone(family: str) -> None:
     """G03: prompts of different lengths, padded on the left, share a batch."""
     model, decode = build(family), diffusion()
@@ -226,7 +228,7 @@ def test_the_mask_is_never_chosen(llada: PreTrainedModel) -> None:
     assert favourite not in last.token_ids[1:]
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3", "mixtral"])
+@pytest.mark.parametrize("family", AUTOREGRESSIVE)
 def test_autoregressive_is_greedy_generation(family: str) -> None:
     model, requests = build(family), [prompt(0, 4), prompt(1, 11)]
     decode = Autoregressive(max_new_tokens=10, eos_ids=(EOS,))
@@ -241,17 +243,21 @@ def test_autoregressive_is_greedy_generation(family: str) -> None:
         assert sum(share.produced for share in decodes) == len(expected) - len(request.prompt) - 1
 
 
-def test_autoregressive_confidence_is_the_chosen_tokens(qwen: PreTrainedModel) -> None:
-    passes = list(Autoregressive(max_new_tokens=4, eos_ids=()).decode(qwen, [prompt(0, 6)]))
+@pytest.mark.parametrize("family", AUTOREGRESSIVE)
+def test_autoregressive_confidence_is_the_chosen_tokens(family: str) -> None:
+    model = build(family)
+    passes = list(Autoregressive(max_new_tokens=4, eos_ids=()).decode(model, [prompt(0, 6)]))
     (prefill,) = shares(passes, 0, Phase.PREFILL)
     assert np.isnan(prefill.confidence).tolist() == [True] * 5 + [False]
     assert prefill.accepted.tolist() == [False] * 5 + [True]
     assert prefill.produced == 0
     tokens = np.concatenate([share.token_ids for step in passes for share in step.shares])
     with torch.inference_mode():
-        best = qwen(torch.from_numpy(tokens[None])).logits[0, 5:].softmax(-1).max(-1).values
+        chances = model(torch.from_numpy(tokens[None])).logits[0, 5:].softmax(-1)
     said = [share.confidence[-1] for step in passes for share in step.shares]
-    assert np.allclose(said, best, atol=1e-5)
+    chosen = [token for step in passes for share in step.shares for _, token in share.written]
+    assert np.allclose(said, chances[range(4), chosen], atol=1e-4)
+    assert np.allclose(said, chances.max(-1).values, atol=1e-4)
 
 
 def test_settings_find_their_token_ids(
@@ -261,6 +267,10 @@ def test_settings_find_their_token_ids(
     assert (settings.mask_id, settings.eos_ids) == (MASK, (EOS,))
     assert BlockDiffusion(mask_id=9, eos_ids=(7,)).resolve(llada, tokenizer).eos_ids == (7,)
     assert Autoregressive().resolve(qwen, tokenizer).eos_ids == (EOS,)
+    assert settings.block_length == llada.config.block_length == 32
+    assert BlockDiffusion(block_length=4).resolve(llada, tokenizer).block_length == 4
+    with pytest.raises(UserError, match=r"names no length of a block: give decode\.block_length"):
+        BlockDiffusion(mask_id=9).resolve(qwen, tokenizer)
     with pytest.raises(UserError, match="does not decode token by token"):
         Autoregressive().resolve(llada, tokenizer)
     maskless = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
