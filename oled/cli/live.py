@@ -25,7 +25,7 @@ KEYS = {
   decode=block_diffusion|autoregressive  and its keys, as in oled record
   trace=NAME|DIR forwards=N    instead of a model: its routing with random weights
   policy=NAME|FILE.yaml  cache.slots=10|0.25|8GiB  cache.scope=  cache.staging=8  cache.lifecycle=
-  backend=emulated             threads, real copies, real arithmetic on the CPU
+  backend=emulated|cuda        threads with real copies and arithmetic on the CPU, or a GPU
   paced=true                   jobs last as long as on hardware=NAME (cost.geometry=NAME)
   calibration=NAME|DIR         another trace, for policies that learn beforehand
   timeline=FILE.json.gz        live and simulated side by side; opens in Perfetto
@@ -35,12 +35,12 @@ KEYS = {
   policies=[lru,oled]  cache.slots=[20,50]  trace=NAME|DIR  forwards=N  repeats=3
   hardware=NAME|FILE.yaml  runtime=NAME  cost.geometry=NAME   whose times the lanes keep
   pace.dilation=3              in slow motion; pace.kept=false: no times are kept, no gate
-  backend=emulated
+  backend=emulated|cuda        cuda: experts of cost.geometry's size; hardware=FILE of oled profile
   out=DIR                      writes DIR/report.json, DIR/validate.png""",
     "profile": """\
-  model=NAME                   whose experts are measured (oled list models; default: tiny)
-  backend=emulated
-  out=FILE.yaml""",
+  model=NAME                   whose experts are measured (oled list models); no weights needed
+  backend=emulated|cuda
+  out=FILE.yaml                for hardware=FILE.yaml""",
     "fit": """\
   model=NAME                   see oled list models
   gpu_memory=24GiB  host_memory=64GiB  context=4096
@@ -107,15 +107,22 @@ def _values(verb: str, arguments: list[str]) -> Mapping[str, str]:
 
 def _profile(values: Mapping[str, str]) -> int:
     from oled.hardware import describe, load_profile
-    from oled.live.profiling import measure_emulated, write_profile
+    from oled.live.bench_kinds import bench_of
+    from oled.live.profile_file import write_profile
+    from oled.live.profiling import measure
     from oled.models.catalogue import model_geometry
 
+    out = Path(values["out"])
+    if out.is_dir():
+        raise UsageError(f"out={out} is a folder: name the file to write, such as mine.yaml")
     runs.log_to_stderr()
     model = model_geometry(values["model"])
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    profile = measure_emulated(model, today)
-    file = write_profile(profile, Path(values["out"]))
-    print(f"{describe(load_profile(profile), model)}\n{file}")
+    with bench_of(values["backend"], model) as bench:
+        profile = measure(bench, model, today)
+    file = write_profile(profile, out)
+    absent = [f"  absent: {what}: {why}" for what, why in profile["absent"].items()]
+    print("\n".join([describe(load_profile(profile), model), *absent, str(file)]))
     return 0
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from oled.hardware import formulas
 from oled.hardware.costs import cpu_expert_ns
-from oled.hardware.profile import Profile
+from oled.hardware.profile import DTYPE_BYTES, Profile
 from oled.hardware.shape import ExpertShape
-from oled.models.catalogue import ModelGeometry
+from oled.models.catalogue import BF16, ModelGeometry
 
 _MOST_TOKENS = 4096
 
@@ -24,7 +26,7 @@ def crossover(profile: Profile, expert: ExpertShape, tuned: bool, pinned: bool =
 
 def crossovers(profile: Profile, model: ModelGeometry) -> str:
     """Up to how many tokens of an expert the CPU is faster than a copy, for both kernels."""
-    expert = ExpertShape.of(model, model.top_k)
+    expert = _expert(profile, model)
     found = {kind: crossover(profile, expert, kind == "tuned") for kind in ("tuned", "torch")}
     words = {
         kind: f"up to {tokens} tokens" if tokens else "never" for kind, tokens in found.items()
@@ -35,6 +37,14 @@ def crossovers(profile: Profile, model: ModelGeometry) -> str:
     )
 
 
+def _expert(profile: Profile, model: ModelGeometry) -> ExpertShape:
+    """One of a model that is published in bf16, in the numbers that the profile was taken with."""
+    expert = ExpertShape.of(model, model.top_k)
+    if model.weight_bytes != BF16:
+        return expert
+    return replace(expert, bytes=round(expert.bytes * DTYPE_BYTES[profile.dtype] / BF16))
+
+
 def describe(profile: Profile, model: ModelGeometry) -> str:
     """Lines for a terminal: each number with spread, tag and source, then times of one expert."""
     numbers = [
@@ -42,7 +52,7 @@ def describe(profile: Profile, model: ModelGeometry) -> str:
         f"{q.tag:9} {q.source}"
         for name, q in profile.quantities().items()
     ]
-    expert = ExpertShape.of(model, model.top_k)
+    expert = _expert(profile, model)
     one = np.array([1])
     times = [
         (f"copy, {kind}", formulas.copy(profile, expert.bytes, kind == "pinned"))
@@ -58,7 +68,7 @@ def describe(profile: Profile, model: ModelGeometry) -> str:
         f"{profile.name}: {profile.description}",
         f"  {profile.gpu}; {profile.host}",
         *numbers,
-        f"one expert of {model.name}, {expert.bytes / 2**20:.1f} MiB:",
+        f"one expert of {model.name}, {expert.bytes / 2**20:.2f} MiB:",
         *[f"  {what:26} {time / 1e3:8.1f} us" for what, time in times],
     ]
     return "\n".join([*lines, f"  {crossovers(profile, model)}"])

@@ -1,4 +1,4 @@
-"""Single calls of everything that an emulated lane does, timed: median and spread."""
+"""What single calls cost on this machine: median and spread. What every backend's host does."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from oled.live.kernels import SILU, ExpertForm, compute, copy_poisoned, group_pairs
-from oled.live.store import HostStore
+from oled.live.kernels import ExpertForm
+from oled.live.store import Numbers
 from oled.models.catalogue import ModelGeometry
 
-STREAM_BYTES = 192 * 2**20
-_BLOCK_BYTES = 96 * 2**20
 MOST_TOKENS = 64
+_BUDGET_NS = 300_000_000  # for one measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, times: Sequence[int]) -> Spread:
+    def of(cls, times: Sequence[float]) -> Spread:
         low, value, high = np.percentile(times, (10, 50, 90))
         return cls(float(low), float(value), float(high))
 
@@ -40,76 +39,93 @@ class Spread:
         return Spread(self.low * factor, self.value * factor, self.high * factor)
 
 
-def timed(calls: int, job: Callable[[int], Any]) -> Spread:
-    job(0)
-    times = []
-    for call in range(calls):
-        began = time.perf_counter_ns()
-        job(call)
-        times.append(time.perf_counter_ns() - began)
-    return Spread.of(times)
+@dataclass(frozen=True, slots=True)
+class Together:
+    """CPU experts and copies, each alone and while the other runs; one expert each."""
+
+    cpu_alone: Spread
+    cpu_beside: Spread
+    copy_alone: Spread
+    copy_beside: Spread
 
 
-class Bench:
-    """A block of experts of one model's shape, and inputs for them."""
+class Bench(Protocol):
+    """What a backend's machine is asked. Times of experts are those of its lanes."""
 
-    def __init__(self, model: ModelGeometry) -> None:
-        self.model = model
-        self.form = ExpertForm(
-            model.hidden_size, model.moe_intermediate_size, False, False, SILU, 0.0, 0.0
-        )
-        rows = max(2 * min(model.num_experts, 16), _BLOCK_BYTES // self.bytes)
-        self.store = HostStore.random(self.form, np.array([rows]))
-        self.rows = rows
-        rng = np.random.default_rng(0)
-        self.x = rng.standard_normal((MOST_TOKENS, model.hidden_size), dtype=np.float32)
-        self.gated = np.zeros(self.form.width, np.float32)
+    backend: str
+    device: str  # as its driver says, or the processor
+    gpu: str  # in words
+    numbers: Numbers
+    form: ExpertForm
+    cpu_threads: int  # of the CPU lane
+    facts: dict[str, Any]  # about the machine
+    absent: dict[str, str]  # what this machine has not, and why
 
-    @property
-    def bytes(self) -> int:
-        return self.form.size * 4
+    def warm(self) -> None:
+        """Clocks go up, code is compiled."""
 
-    @property
-    def flops(self) -> int:
-        """Of one token through one expert."""
-        return 2 * self.model.expert_params
+    def close(self) -> None:
+        """Give the memory back."""
 
-    def copies(self) -> Spread:
-        slots = np.zeros((8, self.form.size), np.float32)
-        block = self.store.block
-        return timed(
-            self._calls(), lambda i: copy_poisoned(block[i % self.rows], slots[i % len(slots)])
-        )
+    def copy(self, size: int, *, inward: bool, pinned: bool) -> Spread:
+        """One copy of so many bytes behind another."""
+
+    def copy_alone(self, size: int, *, pinned: bool) -> Spread:
+        """One copy to the device on an idle link."""
+
+    def pieces(self, count: int) -> Spread:
+        """One expert in `count` copies, waited for."""
 
     def group(self, active: int, tokens: int, top_k: int) -> Spread:
-        """One call for `active` experts that share `tokens` x `top_k` pairs evenly."""
-        ids = np.arange(tokens * top_k, dtype=np.int32) % active
-        starts, pairs = np.zeros(active + 1, np.int64), np.zeros(ids.size, np.int64)
-        group_pairs(ids, np.arange(active), starts, pairs)
-        weight = np.ones(ids.size, np.float32)
-        y = np.zeros((ids.size, self.form.hidden), np.float32)
-        chosen = np.arange(active)
+        """One launch group of `active` experts that share `tokens` x `top_k` pairs evenly."""
 
-        def call(turn: int) -> None:
-            row = (np.arange(active) + turn * active) % self.rows
-            compute(
-                self.store.block,
-                row,
-                chosen,
-                starts,
-                pairs,
-                top_k,
-                self.x,
-                weight,
-                y,
-                self.gated,
-                self.form,
-            )
+    def cpu_expert(self, tokens: int, threads: int) -> Spread:
+        """One expert on the CPU, its weights cold."""
 
-        return timed(max(5, min(200, self._calls() // max(active, tokens))), call)
+    def together(self) -> Together: ...
 
-    def _calls(self) -> int:
-        return int(np.clip(2**30 // self.bytes, 20, 2000))
+    def dense_layer(self, model: ModelGeometry, tokens: int, context: int) -> Spread:
+        """A layer without its routed experts: kernels only."""
+
+    def head(self, model: ModelGeometry, tokens: int) -> Spread:
+        """The logits of `tokens` tokens."""
+
+    def elementwise(self) -> Spread:
+        """One small kernel."""
+
+    def calls(self) -> dict[str, Spread]:
+        """Host times: `copy` to put one on a stream, `launch` a kernel, `sync` until it is done."""
+
+    def crossing(self, size: int) -> Spread:
+        """Activations of so many bytes to the host and back, beyond the bytes."""
+
+    def cpu_call(self) -> Spread:
+        """Dispatch and join of a batch of CPU experts, without the experts."""
+
+    def peak(self) -> tuple[int, Spread]:
+        """Operations of one large product on the device, and its time."""
+
+    def device_stream(self) -> tuple[int, Spread]:
+        """Bytes read and written by one copy within the device, and its time."""
+
+    def host_stream(self) -> tuple[int, Spread]:
+        """The same within host memory, by the threads of the CPU lane."""
+
+
+def timed(job: Callable[[int], Any], calls: int = 400) -> Spread:
+    """Single calls of `job(turn)` by the host's clock, fewer where they are slow."""
+    for turn in range(3):
+        job(turn)
+    times: list[float] = []
+    began = time.perf_counter_ns()
+    for turn in range(calls):
+        before = time.perf_counter_ns()
+        job(turn)
+        now = time.perf_counter_ns()
+        times.append(now - before)
+        if now - began > _BUDGET_NS and len(times) >= 5:
+            break
+    return Spread.of(times)
 
 
 def hand_off(calls: int = 400) -> Spread:
@@ -131,39 +147,3 @@ def hand_off(calls: int = 400) -> Spread:
     there.put(None)
     thread.join()
     return Spread.of(times)
-
-
-def tiny_copy() -> Spread:
-    """What a copy costs besides its bytes."""
-    source, target = np.zeros(2, np.float32), np.zeros(2, np.float32)
-    return timed(2000, lambda _: copy_poisoned(source, target))
-
-
-def put() -> Callable[[int], None]:
-    queue: SimpleQueue[int] = SimpleQueue()
-    return queue.put
-
-
-def stream() -> Spread:
-    """Copying STREAM_BYTES read and as many written by one thread, far beyond the caches."""
-    source = np.ones(STREAM_BYTES // 8, np.float32)
-    target = np.zeros_like(source)
-    return timed(12, lambda _: np.copyto(target, source))
-
-
-def call_overhead() -> Spread:
-    """One call of the expert kernel for nothing."""
-    form = ExpertForm(8, 8, False, False, SILU, 0.0, 0.0)
-    block = np.zeros((1, form.size), np.float32)
-    empty, starts = np.zeros(0, np.int64), np.zeros(2, np.int64)
-    x, y = np.zeros((1, 8), np.float32), np.zeros((1, 8), np.float32)
-    weight, gated = np.zeros(1, np.float32), np.zeros(8, np.float32)
-    return timed(
-        2000,
-        lambda _: compute(block, starts, empty, starts, empty, 1, x, weight, y, gated, form),
-    )
-
-
-def elementwise() -> Spread:
-    a = np.zeros((16, 128), np.float32)
-    return timed(2000, lambda _: np.add(a, a, out=a))

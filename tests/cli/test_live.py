@@ -7,9 +7,6 @@ import json
 import pytest
 
 from oled.cli.main import main
-from oled.hardware import load_profile
-from oled.live.profiling import measure_emulated, write_profile
-from oled.models.catalogue import model_geometry
 from oled.validate import report as report_module
 
 
@@ -108,23 +105,13 @@ def test_wrong_usage_is_one_line(invoke, arguments, code, message):
     ("arguments", "code", "message"),
     [
         (["profile", "model=tiny"], 2, "out must be given"),
+        (["profile", "out=."], 2, "out=. is a folder"),
         (["profile", "out=x.yaml", "backend=cuda"], 1, "finds no CUDA device here"),
     ],
 )
 def test_plain_keys_too(capsys, arguments, code, message):
     assert main(arguments) == code
     assert message in capsys.readouterr().err
-
-
-def test_a_measured_profile_loads_and_tells_its_machine(tmp_path):
-    file = write_profile(
-        measure_emulated(model_geometry("tiny"), "2026-11-30"), tmp_path / "p.yaml"
-    )
-    profile = load_profile(file)
-    assert "2026-11-30" in profile.host
-    assert profile.cpu_tables[0].expert_bytes == 3 * 128 * 32 * 4
-    assert profile.h2d_pinned.low <= profile.h2d_pinned.value <= profile.h2d_pinned.high
-    assert profile.h2d_pinned.tag == "measured"
 
 
 def test_the_report_in_words_names_what_differs():

@@ -68,6 +68,9 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """The calling thread waits for all streams."""
 
+    def captured(self, job: Callable[[], object]) -> Callable[[], object]:
+        """The same work on the same memory as one launch, without gaps between its kernels."""
+
     def trim(self) -> None:
         """Give back memory that is not used any more."""
 
@@ -109,6 +112,19 @@ class CudaDevice:
     def synchronize(self) -> None:
         with device_failures():
             _cuda.synchronize(self._index)
+
+    def captured(self, job: Callable[[], object]) -> Callable[[], object]:
+        beside = _cuda.Stream(self._index)
+        beside.wait_stream(_cuda.current_stream(self._index))
+        with _cuda.stream(beside), torch.no_grad():
+            for _ in range(3):  # libraries choose their kernels outside the graph
+                job()
+        _cuda.current_stream(self._index).wait_stream(beside)
+        graph = _cuda.CUDAGraph()
+        with _cuda.graph(graph), torch.no_grad():
+            job()
+        replay: Callable[[], object] = graph.replay
+        return replay
 
     def trim(self) -> None:
         _cuda.empty_cache()
