@@ -26,6 +26,7 @@ class Drawn:
 
     likeliest: Tensor  # [C] the text, if the canvas ends here
     accepted: Tensor  # [C] bool
+    fresh: Tensor  # [C] bool, never accepted before
     following: Tensor  # [C] the canvas of the next pass
     ended: bool
 
@@ -41,10 +42,12 @@ class Canvases:
         self._vocabulary = vocabulary
         self._random = torch.Generator(device).manual_seed(seed)
         self._before: list[Tensor] = []  # likeliest tokens of the last passes over this canvas
+        self._fresh = torch.empty(0)
 
     def begin(self) -> Tensor:
         """A new canvas: tokens [C] of noise."""
         self._before = []
+        self._fresh = torch.ones(self._shape, dtype=torch.bool, device=self._random.device)
         return self._noise()
 
     @torch.inference_mode()
@@ -55,8 +58,9 @@ class Canvases:
         likeliest = scores.argmax(-1)
         entropy = torch.special.entr(chances).sum(-1)
         accepted = self._accept(entropy)
+        fresh, self._fresh = self._fresh, self._fresh & ~accepted
         following = torch.where(accepted, drawn, self._noise())
-        return Drawn(likeliest, accepted, following, self._has_ended(likeliest, entropy))
+        return Drawn(likeliest, accepted, fresh, following, self._has_ended(likeliest, entropy))
 
     def _accept(self, entropy: Tensor) -> Tensor:
         ordered, index = entropy.sort()

@@ -30,7 +30,7 @@ from oled.record.decode.batch import (
 from oled.record.decode.cache import CachedCanvases
 from oled.record.decode.canvas import Canvases, Rules
 from oled.record.decode.common import canvas_length, choose, end_tokens, require
-from oled.trace.schema import ConfidenceKind, Phase, TokenState
+from oled.trace.schema import ConfidenceKind, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,12 @@ class CanvasDiffusion:
     to `t_min`. It accepts those of least entropy, as many as keep the sum of the entropies before
     them within `entropy_bound`, and makes noise of all others, accepted earlier or not. A canvas
     ends when its likeliest tokens are those of the last `stability_threshold` passes and their mean
-    entropy is below `confidence_threshold`, or after `max_denoising_steps`. The likeliest tokens
-    are its text then, and what was still noise counts as accepted in that pass. Decoding stops
-    after the canvas with the first end token; the last canvas is not encoded.
+    entropy is below `confidence_threshold`, or after `max_denoising_steps`; the likeliest tokens
+    are its text then. Decoding stops after the canvas with the first end token; the last canvas is
+    not encoded.
+
+    A token counts as accepted in the pass that accepts it for the first time, the last at latest;
+    its state says whether it is noise before a pass.
 
     The encoder has no logits: the tokens of a canvas keep their last confidence when they are
     encoded.
@@ -189,17 +192,17 @@ class _Loop:
     def _redraw(self, row: Row, share: Share, scores: Tensor, step: int) -> Share:
         """What a pass does to a row's canvas: the share with what it accepted and decided."""
         drawn = self.canvases[share.request].step(scores)
-        masked = share.state == TokenState.MASKED
+        fresh = drawn.fresh.cpu().numpy()
         self.confidence[share.request] = share.confidence
         if not drawn.ended and step + 1 < self.settings.max_denoising_steps:
             accepted = drawn.accepted.cpu().numpy()
             row.tokens[share.positions] = drawn.following.cpu().numpy()
             row.open[share.positions] = accepted
-            return replace(share, accepted=accepted & masked)
+            return replace(share, accepted=accepted & fresh)
         row.write(share.positions, drawn.likeliest.cpu().numpy())
         return replace(
             share,
-            accepted=masked,
+            accepted=fresh,
             written=row.written(share.positions),
             produced=row.deliver(self.eos_ids),
         )
