@@ -51,7 +51,7 @@ def simulate(
     settings = dataclasses.replace(settings or Settings(), **fields)
     composition = load_composition(policy)
     subject = Subject.of(trace)
-    _refuse_what_is_missing(subject, composition)
+    refuse_what_is_missing(subject, composition)
     learned, learned_from = calibrate(subject, composition, calibration)
     if composition.reroute is not None:
         subject = subject.rerouted(composition.reroute)
@@ -106,7 +106,7 @@ def simulate(
     return Result(result, per_layer, per_request, forward_ns, timeline, replay)
 
 
-def _refuse_what_is_missing(subject: Subject, composition: Composition) -> None:
+def refuse_what_is_missing(subject: Subject, composition: Composition) -> None:
     missing = sorted(composition.needs & subject.lacks)
     if missing:
         # the remedy of one lack helps only where the lacks named before it in INSTEAD are none
