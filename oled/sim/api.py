@@ -55,7 +55,7 @@ def simulate(
     learned, learned_from = calibrate(subject, composition, calibration)
     if composition.reroute is not None:
         subject = subject.rerouted(composition.reroute)
-    rows = _rows_of_groups(subject.steps, settings.batch_size)
+    rows = rows_of_groups(subject.steps, settings.batch_size)
     subject = subject.batched(settings.batch_size)
     profile = hardware if isinstance(hardware, Profile) else load_profile(hardware)
     preset = runtime if isinstance(runtime, Runtime) else load_runtime(runtime)
@@ -145,7 +145,7 @@ def calibrate(
     return Calibration.from_steps(other.steps), other.name
 
 
-def _rows_of_groups(steps: Steps, batch_size: int) -> dict[int, int]:
+def rows_of_groups(steps: Steps, batch_size: int) -> dict[int, int]:
     """Rows in each group of `batch(steps, batch_size)`; the last may be smaller."""
     requests = np.unique(steps.request)
     if batch_size == 1:
