@@ -19,10 +19,12 @@ from oled.trace import (
     Manifest,
     Phase,
     TokenState,
+    Trace,
     TraceWriter,
     WeightKind,
 )
 from oled.trace.files import file_sha256
+from oled.trace.rows import row_mask
 
 MASKED, DECODED, PROMPT, PAD = TokenState
 
@@ -191,3 +193,38 @@ def edit_manifest(folder: Path, change: Any) -> None:
     data = json.loads((folder / "trace.json").read_text())
     change(data)
     (folder / "trace.json").write_text(json.dumps(data))
+
+
+def assert_holds(trace: Trace, records: list[ForwardRecord]) -> None:
+    """Every value of the records is in the trace, where it belongs."""
+    forwards, tokens, routing = trace.forwards, trace.tokens, trace.routing
+    assert trace.num_forwards == len(records)
+    row = 0
+    for number, one in enumerate(records):
+        assert forwards.request[number] == one.request
+        assert forwards.pass_id[number] == one.pass_id
+        assert forwards.phase[number] == one.phase
+        assert forwards.block[number] == one.block
+        assert forwards.step[number] == one.step
+        assert forwards.tokens[number] == len(one.positions)
+        assert forwards.context[number] == one.context_length
+        assert forwards.accepted[number] == one.accepted
+        assert forwards.produced[number] == one.produced
+        assert forwards.measured_ns[number] == one.measured_ns
+        here = slice(forwards.token_offsets[number], forwards.token_offsets[number + 1])
+        np.testing.assert_array_equal(tokens.position[here], one.positions)
+        np.testing.assert_array_equal(tokens.token_id[here], one.token_ids)
+        np.testing.assert_array_equal(tokens.confidence[here], one.confidence.astype(np.float32))
+        np.testing.assert_array_equal(tokens.state[here], one.state)
+        np.testing.assert_array_equal(tokens.accepted[here], one.accepted_mask)
+        mask = row_mask(one)
+        layer, token = np.nonzero(mask)
+        rows = slice(row, row + len(layer))
+        row += len(layer)
+        np.testing.assert_array_equal(routing.forward[rows], number)
+        np.testing.assert_array_equal(routing.layer[rows], one.layers[layer])
+        np.testing.assert_array_equal(routing.token[rows], token)
+        expected = one.expert_ids[mask].astype(np.int64) % 65536  # -1 is NO_EXPERT
+        np.testing.assert_array_equal(routing.expert_ids[rows], expected)
+        np.testing.assert_array_equal(routing.weights[rows], one.weights[mask].astype(np.float32))
+    assert row == len(routing.forward)
