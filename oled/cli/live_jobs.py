@@ -38,7 +38,9 @@ def _settings(values: Values, slots: Any) -> Settings:
     from oled.sim.settings import Settings
 
     cost = {key: value for key, value in values["cost"].items() if key != "geometry"}
-    return Settings(**{**values["cache"], "slots": slots}, **cost, seed=values["seed"])
+    return Settings(
+        **{**values["cache"], "slots": slots}, **cost, **values["workload"], seed=values["seed"]
+    )
 
 
 def _geometry(values: Values) -> ModelGeometry | None:

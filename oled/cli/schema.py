@@ -139,6 +139,13 @@ class Record:
 
 
 @dataclass
+class Lockstep:
+    """The workload of a trace that runs live."""
+
+    batch_size: int = MISSING
+
+
+@dataclass
 class Run:
     """`oled run`."""
 
@@ -150,6 +157,7 @@ class Run:
     hardware: dict[str, Any] = field(default_factory=dict)
     runtime: dict[str, Any] = field(default_factory=dict)
     cache: Cache = field(default_factory=Cache)
+    workload: Lockstep = field(default_factory=Lockstep)
     cost: Cost = field(default_factory=Cost)
     backend: str = MISSING
     paced: bool = MISSING
@@ -180,6 +188,7 @@ class Validate:
     hardware: dict[str, Any] = field(default_factory=dict)
     runtime: dict[str, Any] = field(default_factory=dict)
     cache: Cache = field(default_factory=Cache)
+    workload: Lockstep = field(default_factory=Lockstep)
     cost: Cost = field(default_factory=Cost)
     preset: Preset = MISSING
     policies: list[str] | None = MISSING

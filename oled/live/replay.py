@@ -5,6 +5,7 @@ Dense parts and heads take their nominal time and compute nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,9 +31,10 @@ from oled.sim.prepare import Assembly, assemble
 from oled.sim.replay import step_of
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
-from oled.trace import Trace
+from oled.trace import Trace, batch
+from oled.trace.batch import lockstep
 from oled.trace.schema import Geometry
-from oled.trace.steps import Steps, build_steps, rows_of_steps
+from oled.trace.steps import Steps, rows_of_steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,18 +46,41 @@ class Routing:
     weights: tuple[Floats, ...]  # [S] of [T, k]
 
     @classmethod
-    def of(cls, trace: Trace, first: int, forwards: int) -> Routing:
-        """`forwards` forwards from `first` on, in replay order."""
-        steps = build_steps(trace)
+    def of(cls, trace: Trace, steps: Steps, first: int, forwards: int, rows: int = 1) -> Routing:
+        """`forwards` forwards from `first` on, in replay order.
+
+        `steps`: of the trace. `rows`: so many requests in lockstep; their tokens follow each other.
+        """
         order = np.argsort(trace.forwards.request, kind="stable")
         begin, end, *_ = rows_of_steps(trace, order)
-        window = cut(steps, first, forwards)
-        lo = int(steps.step_offsets[first])
-        which = range(lo, lo + window.num_steps)
-        table = trace.routing
-        ids = [table.expert_ids[begin[s] : end[s]].astype(np.int32) for s in which]
-        weights = [np.ascontiguousarray(table.weights[begin[s] : end[s]]) for s in which]
+        table, ids, weights = trace.routing, [], []
+        joined = batch(steps, rows)
+        window = cut(joined, first, forwards)
+        members = members_of(steps, joined, rows)
+        lo = int(joined.step_offsets[first])
+        for step in range(lo, lo + window.num_steps):
+            spans = [slice(begin[s], end[s]) for s in members[step]]
+            ids.append(np.concatenate([table.expert_ids[span] for span in spans]).astype(np.int32))
+            weights.append(np.concatenate([table.weights[span] for span in spans]))
         return cls(window, tuple(ids), tuple(weights))
+
+
+def members_of(steps: Steps, joined: Steps, rows: int) -> list[list[int]]:
+    """The layer-steps of `steps` that each of `joined` (of `rows` requests in lockstep) is made of,
+    those of the first request first.
+    """
+    if rows == 1:
+        return [[step] for step in range(steps.num_steps)]
+    found: list[list[int]] = []
+    _, ends, members = lockstep(steps, rows)
+    for forward, (lo, hi) in enumerate(itertools.pairwise(ends)):
+        of_layer: dict[int, list[int]] = {}
+        for member in members[lo:hi]:
+            for step in range(steps.step_offsets[member], steps.step_offsets[member + 1]):
+                of_layer.setdefault(int(steps.layer[step]), []).append(step)
+        mine = slice(joined.step_offsets[forward], joined.step_offsets[forward + 1])
+        found += [of_layer[int(layer)] for layer in joined.layer[mine]]
+    return found
 
 
 def cut(steps: Steps, first: int, forwards: int) -> Steps:
@@ -151,7 +176,7 @@ def live_replay(
     backend = kind.make(store, slots, ready.costs, paced)
     executor = Executor(store, slots, Decider(ready), backend)
     rng = np.random.default_rng(settings.seed)
-    shape = (int(steps.tokens.max()) + 64, store.form.hidden)
+    shape = (max(map(len, routing.ids)) + 64, store.form.hidden)
     bank = backend.adopt(rng.standard_normal(shape, dtype=np.float32))
     outputs: list[Any] = []
     times = np.zeros((3, steps.num_forwards), np.int64)

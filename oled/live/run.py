@@ -127,6 +127,11 @@ def live_run(
     store and stay there as its parameters.
     """
     refuse_unsupported(composition, settings)
+    if settings.batch_size > 1:
+        raise UserError(
+            f"workload.batch_size={settings.batch_size}: a model decodes live one prompt at a "
+            f"time, for what padding routes is nobody's; a trace runs in lockstep (trace=DIR)"
+        )
     _refuse_what_is_missing(composition, decode, calibration)
     layers = moe_layers(loaded.model)
     form, numbers = common_form(layers), numbers_of(layers, kind.numbers)

@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from oled.hardware import Profile, Runtime, build_costs
 from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.executor import refuse_unsupported
-from oled.live.planlog import PlanLog, first_difference
+from oled.live.given import difference
+from oled.live.planlog import PlanLog
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay, slots_of
 from oled.live.store import NUMBERS, HostStore
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
 from oled.paths import trace_path
 from oled.policies.composition import Composition
-from oled.sim.api import calibrate
+from oled.sim.api import calibrate, refuse_what_is_missing, rows_of_groups
 from oled.sim.metrics import count_metrics, tpot_ns
 from oled.sim.prepare import Replay, assemble, replay_steps
 from oled.sim.settings import Settings
@@ -41,23 +41,18 @@ class TraceRun:
     simulated: Replay
     layers: tuple[int, ...]
     paced: bool
-
-    @property
-    def difference(self) -> str | None:
-        """Where the plan logs part."""
-        tally = self.simulated.tally
-        return first_difference(self.live.plans, PlanLog(tally.plans, tally.orders), self.steps)
+    difference: str | None  # where the decisions part
+    rows: dict[int, int]  # requests in lockstep, of each group
 
     def summary(self) -> dict[str, Any]:
         """Flat figures. Simulated times mean something beside live ones only where paced."""
-        rows = {int(request): 1 for request in np.unique(self.steps.request)}
         tally = self.simulated.tally
         counts: Mapping[str, Any] = count_metrics(tally.by_phase)
         return {
             "forwards": self.steps.num_forwards,
             "layer_steps": self.steps.num_steps,
-            "live_tpot_ns": tpot_ns(self.live.end_ns - self.live.begin_ns, self.steps, rows),
-            "simulated_tpot_ns": tpot_ns(tally.end_ns - tally.begin_ns, self.steps, rows),
+            "live_tpot_ns": tpot_ns(self.live.end_ns - self.live.begin_ns, self.steps, self.rows),
+            "simulated_tpot_ns": tpot_ns(tally.end_ns - tally.begin_ns, self.steps, self.rows),
             "paced": self.paced,
             "worst_lateness_ns": int(self.live.late_ns.max()),
             "decide_ns_per_forward": self.live.decide_ns / self.steps.num_forwards,
@@ -109,8 +104,10 @@ def run_trace(
     refuse_unsupported(composition, settings)
     trace = load(trace_path(source))
     subject = Subject.of(trace)
+    refuse_what_is_missing(subject, composition)
     learned, _ = calibrate(subject, composition, calibration)
-    routing = Routing.of(trace, 0, forwards or subject.steps.num_forwards)
+    most = subject.steps.num_forwards
+    routing = Routing.of(trace, subject.steps, 0, forwards or most, settings.batch_size)
     steps = routing.steps
     form = form_of(trace.geometry, geometry)
     numbers = NUMBERS[kind.numbers[0]]
@@ -138,5 +135,9 @@ def run_trace(
         kind=kind, paced=paced, keep_outputs=False,
     )  # fmt: skip
     asked = replace(settings, plans=True, timeline=(0, steps.num_forwards))
-    simulated = replay_steps(steps, costs, composition, budget, asked, learned)
-    return TraceRun(steps, live, simulated, trace.geometry.moe_layers, paced)
+    known = (steps, costs, composition, budget, asked, learned)
+    simulated = replay_steps(*known)
+    plans = PlanLog(simulated.tally.plans, simulated.tally.orders)
+    parted = difference(live.plans, live.link, steps, plans, assemble(*known))
+    rows = rows_of_groups(subject.steps, settings.batch_size)
+    return TraceRun(steps, live, simulated, trace.geometry.moe_layers, paced, parted, rows)

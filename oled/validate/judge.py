@@ -32,8 +32,8 @@ A forward lasts from the end of the one before it (or the beginning of its reque
 It was disturbed if a lane missed any of its own deadlines by more than {DISTURBED_NS / 1e6:g} ms or
 {DISTURBED_SHARE:.0%} of the forward. Its live time is the median of its undisturbed repeats;
 forwards without any are left out on both sides, "calm" is the share of what is left.
-TPOT: time of denoise, commit and decode forwards per token. Its percentiles are those of such
-forwards, each divided by the tokens that one brings on the average.
+TPOT: time of denoise, commit and decode forwards per token, of all requests in lockstep. Its
+percentiles are those of such forwards, each divided by the tokens that one brings on the average.
 Lane error: of the time of the jobs that a lane had for experts.
 Ranking: Spearman's correlation of TPOT over all configurations; worst swap: the largest live
 difference between two configurations that the simulator orders the other way round.

@@ -27,7 +27,7 @@ from oled.live.store import NUMBERS, HostStore
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition, load_composition
 from oled.sim import lanes as ln
-from oled.sim.api import calibrate
+from oled.sim.api import calibrate, refuse_what_is_missing
 from oled.sim.calibration import Calibration
 from oled.sim.prepare import assemble, replay_steps
 from oled.sim.settings import Settings
@@ -116,11 +116,12 @@ def validate(
     for policy in plan.policies:
         composition = load_composition(policy)
         refuse_unsupported(composition, settings)
+        refuse_what_is_missing(subject, composition)
         learned, _ = calibrate(subject, composition, calibration)
         for slots in plan.slots:
             chosen = replace(settings, slots=slots, plans=True)
             configurations.append(Configuration(composition, chosen, learned))
-    routing = Routing.of(trace, 0, plan.forwards)
+    routing = Routing.of(trace, subject.steps, 0, plan.forwards, settings.batch_size)
     steps = routing.steps
     form = form_of(trace.geometry, None if kind.keeps_time else geometry)
     numbers = NUMBERS[kind.numbers[0]]
@@ -162,6 +163,7 @@ def validate(
         "forwards": steps.num_forwards,
         "layer_steps": steps.num_steps,
         "trace": subject.name,
+        "batch_size": settings.batch_size,
         "trace_hash": subject.hash,
         "hardware": profile.name,
         "runtime": runtime.name,
@@ -214,6 +216,9 @@ def run_pairs(
     runs: list[list[LiveReplay]] = [[] for _ in configurations]
     errors = [0.0] * len(configurations)
     same = [True] * len(configurations)
+
+    for chosen in configurations:  # everything is loaded before time counts
+        live(chosen, False)
 
     def one_more(index: int) -> None:
         done = live(configurations[index], paced)

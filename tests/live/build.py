@@ -16,7 +16,7 @@ from oled.policies.composition import Composition, load_composition
 from oled.sim.prepare import replay_steps
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
-from oled.trace import load
+from oled.trace import build_steps, load
 
 RESIDENT = {
     "name": "all_resident",
@@ -27,9 +27,11 @@ RESIDENT = {
 }
 
 
-def demo(first: int = 0, forwards: int = 12) -> tuple[Routing, HostStore, CostTables]:
+def demo(
+    first: int = 0, forwards: int = 12, rows: int = 1
+) -> tuple[Routing, HostStore, CostTables]:
     trace = load(trace_path("demo"))
-    routing = Routing.of(trace, first, forwards)
+    routing = Routing.of(trace, build_steps(trace), first, forwards, rows)
     steps = routing.steps
     costs = build_costs(
         trace.geometry,

@@ -17,6 +17,7 @@ from oled.live.backends import lanes as module
 from oled.live.backends.emulated import Emulated
 from oled.live.slots import SlotPool
 from oled.policies.part import Retention
+from oled.sim.subject import Subject
 from tests.live.build import RESIDENT, demo, run, same_decisions
 
 POLICIES = (
@@ -68,6 +69,25 @@ def test_across_requests_afresh_and_persistent():
         live = run(ready, "oled", 20, lifecycle=lifecycle)
         assert live.outputs == resident
         assert same_decisions(live, ready, "oled", 20, lifecycle=lifecycle)
+
+
+def test_requests_in_lockstep():
+    """Three requests as one batch: tokens follow each other, decisions are the simulator's."""
+    ready = demo(first=3, forwards=8, rows=3)
+    steps = ready[0].steps
+    alone = Subject.of("demo").steps
+    assert steps.tokens[2] > alone.tokens[alone.phase > 0].max()
+    for index, (ids, weights) in enumerate(zip(ready[0].ids, ready[0].weights, strict=True)):
+        lo, hi = steps.offsets[index], steps.offsets[index + 1]
+        expert, count = np.unique(ids, return_counts=True)
+        np.testing.assert_array_equal(expert, steps.expert[lo:hi])
+        np.testing.assert_array_equal(count, steps.count[lo:hi])
+        assert len(ids) == len(weights) == steps.tokens[steps.forward[index]]
+    resident = run(ready, RESIDENT, 128).outputs
+    for policy in ("oled", "naive_lru"):
+        live = run(ready, policy, 20)
+        assert live.outputs == resident
+        assert same_decisions(live, ready, policy, 20)
 
 
 def test_a_part_in_plain_python_is_executed_too(ready, resident):
