@@ -101,6 +101,11 @@ class Composition:
         _one_of(rest.get("prefill", "policy"), _PREFILL, f"{where}: prefill")
         admission = str(data["admission"]).lower()
         _one_of(admission, [a.name.lower() for a in Admission], f"{where}: admission")
+        if not parts["retention"].scores and admission != "frozen":
+            raise UserError(
+                f"{where}: admission is '{admission}', but the retention scores nothing: it must "
+                f"be 'frozen'"
+            )
         return cls(**rest, **parts, admission=Admission[admission.upper()])
 
 

@@ -26,17 +26,20 @@ NEEDS = {
     "order": "the order of forwards",
     "scores": "router scores of all experts",
     "predictions": "a predictor's recorded output",
+    "coming": "predictions of the next forward",
     "calibration": "a calibration trace (calibration=NAME|DIR)",
     "blocks": "block and denoising-step marks",
     "stages": "stages (blocks, or marks in autoregressive text)",
+    "halves": "expert halves (`oled paths` makes a trace of them)",
     "future": "the routing to come (an oracle)",
 }
 """What a part may need of a trace, in words."""
 INSTEAD = {
-    "order": "policy=static_popularity, with a calibration trace, does without",
+    "order": "policy=cpu_all and, with a calibration trace, policy=static_popularity do without",
     "weights": "policies such as lru do without",
     "confidence": "policy=gate_sum goes by gate weights alone",
     "stages": "workload.stages=FILE|learned marks them by cues in its tokens",
+    "coming": "record with heads=FILE of experiments/train_predictors.py",
     "scores": "record with score_width=M, the M best scores of each token",
 }
 """What to do where a trace has none."""
@@ -65,6 +68,8 @@ class Retention(Part):
     Set `observe`: a kernel (OBSERVE), or a method `observe(step, cache, memory, params)`.
     """
 
+    scores: ClassVar[bool] = True
+    """Whether it scores at all; if not, only `admission: frozen` makes sense."""
     observe: ClassVar[Callable[..., Any]]
 
 

@@ -248,6 +248,9 @@ def made(tmp_path: Path, **changes: Any) -> Path:
         ({"ordered": False}, "lru", "policy 'lru' needs the order of forwards; trace 't' has none"),
         ({"ordered": False}, "oracle", "policy 'oracle' needs the order of forwards"),
         ({"ordered": False}, "static_popularity", None),
+        ({"ordered": False}, "cpu_all", None),
+        ({"ordered": False}, "llama_cpp", None),
+        ({"ordered": False}, "llama_cpp_cache", "policy 'llama_cpp_cache' needs the order"),
         (
             {"weight_kind": WeightKind.NONE},
             "gate_sum",

@@ -1,0 +1,25 @@
+"""No retention: who is resident at the start stays; for compositions that admit nobody.
+
+The scores stay as they are. Placement once and for all, such as llama.cpp's `--n-cpu-moe`, needs no
+more, and so no order of forwards. Cost: none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from oled.policies.interface import OBSERVE, Cache, Step, kernel
+from oled.policies.part import Retention
+
+
+@kernel(OBSERVE)
+def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+    pass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoRetention(Retention):
+    """Nothing is scored; goes with `admission: frozen`."""
+
+    scores = False
+    observe = observe
