@@ -25,6 +25,12 @@ RUNTIMES = ["graph_fused", "expert_loop"]
 MINI = {"trace.geometry": "llada2_mini", "hardware": "rtx5090_xeon8470q"}
 FLASH = {"trace.geometry": "llada2_flash", "hardware": "rtx_pro_6000"}
 """LLaDA2.0-flash at 40 slots does not fit 32 GB; the paper's second machine is not public."""
+RECORDED = {
+    "trace": "demo",
+    "cost.geometry": "llada2_mini",
+    "hardware": MINI["hardware"],
+}
+"""The bundled model's recording with LLaDA2.0-mini's bytes and times."""
 SCORES = 64
 """Router scores kept of each token, of 256: what HybriMoE and FineMoE rank by, at a quarter of the
 size."""
@@ -39,3 +45,8 @@ def synthetic(small: bool, requests: int = 16, **fields: Any) -> dict[str, Any]:
 def for_systems(small: bool, requests: int = 4, **fields: Any) -> dict[str, Any]:
     """With what some systems need: router scores, and next-gate predictions."""
     return synthetic(small, requests, scores=SCORES, horizons=3, **fields)
+
+
+def halves(slots: list[int]) -> list[int]:
+    """The same shares of the bundled model's 128 experts."""
+    return [number // 2 for number in slots]

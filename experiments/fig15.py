@@ -80,6 +80,44 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["process", "costs", "policy", "before", "gain"])
 
 
+def retentions(table: pd.DataFrame) -> pd.DataFrame:
+    """Hit rate of every retention rule by capacity; below it, in points, the farthest from
+    Belady's and the spread among the rules."""
+    own = pick(_usual(table), policy=RETENTIONS).drop_duplicates(["layers", "policy", "slots"])
+    by = own.pivot_table("hit_rate", ["layers", "policy"], "slots", sort=False)
+    by = by[sorted(by, key=int)].dropna(axis=1)
+    lines = []
+    for layers, part in by.groupby(level="layers", sort=False):
+        rates = part.droplevel("layers")
+        lines += [(layers, policy, *row.map("{:.3f}".format)) for policy, row in rates.iterrows()]
+        rules = rates.drop("oracle")
+        below = 100 * (rates.loc["oracle"] - rules.min())
+        spread = 100 * (rules.max() - rules.min())
+        for what, row in (("points below the oracle", below), ("points among the rules", spread)):
+            lines.append((layers, what, *row.map("{:.1f}".format)))
+    return pd.DataFrame(lines, columns=["layers", "policy", *by.columns])
+
+
+def allocations(table: pd.DataFrame) -> pd.DataFrame:
+    """Share of TPOT that an allocation saves over uniform slots, by capacity."""
+    own = pick(_usual(table), policy=ALLOCATIONS).drop_duplicates(["layers", "policy", "slots"])
+    by = own.pivot_table("tpot_ns", ["layers", "policy"], "slots", sort=False)
+    by = by[sorted(by, key=int)].dropna(axis=1)
+    lines = []
+    for (layers, policy), row in by.iterrows():
+        if policy != ALLOCATIONS[0]:
+            saved = 1 - row / by.loc[(layers, ALLOCATIONS[0])]
+            lines.append((layers, policy, *saved.map(percent)))
+    return pd.DataFrame(lines, columns=["layers", "policy", *by.columns])
+
+
+def _usual(table: pd.DataFrame) -> pd.DataFrame:
+    """The made-up layers at the first cost point."""
+    own = pick(table, cpu_kernel=COSTS[0]["cost.cpu_kernel"], runtime=COSTS[0]["runtime"])
+    own = own[own[DISPATCH].isna() & own["trace.process"].notna()]
+    return own.assign(layers=own["trace.process"])
+
+
 def summary(table: pd.DataFrame) -> str:
     shown = ablation(table).assign(
         cell=lambda t: [
@@ -114,6 +152,10 @@ def summary(table: pd.DataFrame) -> str:
             "TPOT saved by each step, mean over the capacities.",
             markdown(wide(steps, ["process", "costs"], "step", "cell")),
             "Below, a step is judged at the costs whose figure is nearest to the paper's.",
+            "Hit rate of retention rules, every miss copied, uniform slots.",
+            markdown(retentions(table)),
+            "TPOT that an allocation saves over uniform slots (both with Priority).",
+            markdown(allocations(table)),
             "Share of the transferred experts that are used again before they leave.",
             markdown(dispatch),
         ]

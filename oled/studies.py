@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -25,7 +27,7 @@ log = logging.getLogger("oled")
 
 TOLERANCE = 0.25
 REPRODUCED, DIRECTION, NOT = "reproduced", "same direction", "not reproduced"
-UNKNOWN, UNDECIDED = "no public figure", "undecided"
+UNKNOWN, UNDECIDED, UNREAD = "no public figure", "undecided", "what is compared is not public"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,21 +74,26 @@ def reproduce(
     *,
     small: bool = False,
     resume: bool = False,
+    redraw: bool = False,
     workers: Workers = Workers(),  # noqa: B008 (frozen)
 ) -> tuple[Path, pd.DataFrame]:
-    """ROOT/NAME/{results.parquet, NAME.png, NAME.pdf, table.md}; the folder and all rows."""
+    """ROOT/NAME/{results.parquet, NAME.png, NAME.pdf, table.md}; the folder and all rows.
+
+    With `redraw` nothing is simulated: figure and table are made of the rows that are there.
+    """
     study: Study = cast(Study, importlib.import_module(f"oled._experiments.{name}"))
     style = importlib.import_module("oled._plots.style")
     log.info("%s: %s", name, study.TITLE)
     folder = root / name
-    table = study.rows(Run(small, folder, resume, workers))
+    table = None if redraw else study.rows(Run(small, folder, resume, workers))
     done = results.read_table(folder)
     style.save(study.draw(done), folder, name)
-    (folder / "table.md").write_text(_page(name, study, done, small), encoding="utf-8")
-    return folder, table
+    (folder / "table.md").write_text(page(name, study, done, small), encoding="utf-8")
+    return folder, done if table is None else table
 
 
-def _page(name: str, study: Study, table: pd.DataFrame, small: bool) -> str:
+def page(name: str, study: Study, table: pd.DataFrame, small: bool) -> str:
+    """The text of table.md."""
     command = f"oled reproduce {name}" + (" --small" if small else "")
     claims = pd.DataFrame([dataclasses.asdict(claim) for claim in study.claims(table)])
     claims.columns = ["what", "the paper's", "ours", "verdict", "why"]
@@ -140,6 +147,18 @@ def judge_range(paper: tuple[float, float], ours: tuple[float, float], neutral: 
     order = (REPRODUCED, DIRECTION, NOT)
     ends = [judge(a, b, neutral) for a, b in zip(paper, ours, strict=True)]
     return max(ends, key=order.index)
+
+
+def ratio_interval(over: str, under: str) -> tuple[float, float]:
+    """95 % over requests of a ratio of sums, in pairs; both are JSON lists, one entry a request.
+
+    1,000 resamples of whole requests, always the same; of one request the two ends are the ratio.
+    """
+    pairs = np.array([json.loads(over), json.loads(under)], float)  # [2, R]
+    drawn = np.random.default_rng(0).integers(pairs.shape[1], size=(1000, pairs.shape[1]))
+    sums = pairs[:, drawn].sum(axis=2)
+    low, high = np.percentile(sums[0] / sums[1], (2.5, 97.5))
+    return float(low), float(high)
 
 
 def pick(table: pd.DataFrame, **values: Any) -> pd.DataFrame:

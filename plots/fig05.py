@@ -23,6 +23,8 @@ TIMES = ("ideal", "all_resident", "bound_relaxed", "ref_belady_uniform")
 
 def draw(table: pd.DataFrame) -> Figure:
     """One column of panels a cache size (shape, runtime): TPOT above, hit rate below."""
+    if "trace.geometry" in table:
+        table = table.assign(**{"trace.geometry": style.shape(table)})
     places = _places(table)
     policies = sorted(dict.fromkeys(table["policy"]), key=_place)
     with style.styled():

@@ -8,37 +8,47 @@ least to the greatest over workloads and the ends of the machine's profile.
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from . import style
 
 NEEDS = ("policy", "trace.geometry", "trace.workload", "hardware", "runtime", "slots", "tpot_ns")
 PLACE = ["trace.workload", "hardware"]
+SPREAD = "bars: mean over workloads; error bars: least and greatest, the machine's ends included"
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """One is OLED; above one is slower."""
     graph = table[table["runtime"] == "graph_fused"]
-    shapes = list(dict.fromkeys(graph["trace.geometry"]))
-    sizes = list(dict.fromkeys(graph["slots"]))
+    graph = graph.assign(
+        shape=style.shape(graph), **{"trace.workload": graph["trace.workload"].fillna("")}
+    )
+    shapes = list(dict.fromkeys(graph["shape"]))
+    columns = max(graph.groupby("shape")["slots"].nunique())
     policies = [policy for policy in dict.fromkeys(graph["policy"]) if policy != "oled"]
     with style.styled():
-        figure = Figure(figsize=(style.PAGE_IN, 0.9 + 1.5 * len(shapes)))
-        panels = figure.subplots(len(shapes), len(sizes), squeeze=False)
+        figure = Figure(figsize=(style.PAGE_IN, 0.9 + 1.4 * len(shapes)))
+        panels = figure.subplots(len(shapes), columns, squeeze=False)
         for shape, line in zip(shapes, panels, strict=True):
-            for size, axes in zip(sizes, line, strict=True):
-                own = (graph["trace.geometry"] == shape) & (graph["slots"] == size)
-                _bars(axes, graph[own], policies)
+            rows = graph[graph["shape"] == shape]
+            for size, axes in zip(dict.fromkeys(rows["slots"]), line, strict=True):
+                _bars(axes, rows[rows["slots"] == size], policies)
                 axes.set_title(f"{shape}, {size} slots a layer")
             line[0].set_ylabel("TPOT over OLED's")
         looks = [style.look(policy) for policy in policies]
-        handles = [
+        handles: list[Artist] = [
             Patch(facecolor=look.color, hatch=look.hatch, edgecolor="black", label=look.label)
             for look in looks
         ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=6)
+        line = style.REFERENCES["ideal"]
+        handles.append(
+            Line2D([], [], color=line.color, ls=line.dashes, lw=line.width, label=line.label)
+        )
+        figure.legend(handles=handles, loc="outside lower center", ncols=6, title=SPREAD)
     return figure
 
 
@@ -56,4 +66,8 @@ def _bars(axes: Axes, rows: pd.DataFrame, policies: list[str]) -> None:
     ]
     axes.errorbar(range(len(policies)), means, spread, fmt="none", ecolor="black", elinewidth=0.7)
     axes.axhline(1, color=style.look("oled").color, lw=1.2)
+    ideal = rows[rows["hardware"] == machine].drop_duplicates(PLACE).set_index(PLACE)
+    line = style.REFERENCES["ideal"]
+    height = float((ideal["ideal_tpot_ns"] / by["oled"]).mean())
+    axes.axhline(height, color=line.color, ls=line.dashes, lw=line.width, zorder=1)
     axes.set_ylim(0)

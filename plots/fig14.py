@@ -16,14 +16,17 @@ NEEDS = ("policy", "trace.geometry", "trace.workload", "ttft_ns")
 
 def draw(table: pd.DataFrame) -> Figure:
     """Bars in the order of the table."""
-    shapes = list(dict.fromkeys(table["trace.geometry"]))
+    table = table.assign(
+        shape=style.shape(table), **{"trace.workload": table["trace.workload"].fillna("")}
+    )
+    shapes = list(dict.fromkeys(table["shape"]))
     policies = list(dict.fromkeys(table["policy"]))
     width = 0.85 / len(policies)
     with style.styled():
         figure = Figure(figsize=(style.PAGE_IN, 2.6))
         panels = figure.subplots(1, len(shapes), squeeze=False)[0]
         for shape, axes in zip(shapes, panels, strict=True):
-            rows = table[table["trace.geometry"] == shape]
+            rows = table[table["shape"] == shape]
             workloads = list(dict.fromkeys(rows["trace.workload"]))
             for number, policy in enumerate(policies):
                 look = style.look(policy)

@@ -21,14 +21,32 @@ def active(table: pd.DataFrame) -> pd.Series[float]:
     return table[f"{phase}.accesses"] / table[f"{phase}.layer_steps"]
 
 
+def block_length(table: pd.DataFrame) -> pd.Series[int]:
+    """Of the process, or of the recording by its name (`demo` has 16)."""
+    named = table["trace"].str.extract(r"-b(\d+)-")[0].fillna(16)
+    return table["trace.block_length"].fillna(named).astype(int)
+
+
+def by_block(table: pd.DataFrame) -> pd.DataFrame:
+    """One request at a time; of the recordings those that differ in nothing else."""
+    own = table[(table["batch_size"] == 1) & (table["trace"] != "demo")]
+    own = own.sort_values("block", kind="stable")
+    return own.drop_duplicates(["policy", "slots", "block", "trace"])
+
+
+def by_batch(table: pd.DataFrame) -> pd.DataFrame:
+    """Block 16, so many requests in lockstep."""
+    recorded = table["trace.geometry"].isna() & (table["trace"] != "demo")
+    own = table[(table["block"] == 16) & ~recorded].sort_values("batch_size", kind="stable")
+    return own.drop_duplicates(["policy", "slots", "batch_size", "trace"])
+
+
 def draw(table: pd.DataFrame) -> Figure:
     """Left by block length, right by batch size; TPOT above, active experts below."""
-    table = table.assign(
-        block=table["trace.block_length"].astype(int), union=active(table)
-    ).drop_duplicates(["policy", "slots", "block", "batch_size"])
-    single = table[table["batch_size"] == 1].sort_values("block")
-    batched = table[table["block"] == 16].sort_values("batch_size")
-    policies = list(dict.fromkeys(table["policy"]))
+    table = table.assign(block=block_length(table), union=active(table))
+    made_up = table[table["trace.geometry"].notna()]
+    single, batched = by_block(made_up), by_batch(made_up)
+    policies = list(dict.fromkeys(made_up["policy"]))
     with style.styled():
         figure = Figure(figsize=(style.COLUMN_IN, 3.8))
         panels = figure.subplots(2, 2, sharex="col", height_ratios=(2, 1))
@@ -49,7 +67,7 @@ def draw(table: pd.DataFrame) -> Figure:
             lower.set_xlabel(text)
         panels[0, 0].set_ylabel("TPOT (ms)")
         panels[1, 0].set_ylabel("active experts")
-        sizes = list(dict.fromkeys(table["slots"]))
+        sizes = list(dict.fromkeys(made_up["slots"]))
         words = ", ".join(f"{size} {dash}" for size, dash in zip(sizes, DASHES, strict=False))
         panels[0, 0].set_title(f"slots a layer: {words}", loc="left", fontsize=6)
         style.legend(figure, policies, ("ideal",), 3)

@@ -16,7 +16,8 @@ DRAWN = ("ideal", "bound_relaxed", "ref_belady_uniform")
 
 def draw(table: pd.DataFrame) -> Figure:
     """Rows are shapes, columns runtimes."""
-    shapes = list(dict.fromkeys(table["trace.geometry"]))
+    table = table.assign(shape=style.shape(table))
+    shapes = list(dict.fromkeys(table["shape"]))
     runtimes = list(dict.fromkeys(table["runtime"]))
     policies = list(dict.fromkeys(table["policy"]))
     with style.styled():
@@ -24,7 +25,7 @@ def draw(table: pd.DataFrame) -> Figure:
         panels = figure.subplots(len(shapes), len(runtimes), squeeze=False, sharex="row")
         for shape, line in zip(shapes, panels, strict=True):
             for runtime, axes in zip(runtimes, line, strict=True):
-                own = (table["trace.geometry"] == shape) & (table["runtime"] == runtime)
+                own = (table["shape"] == shape) & (table["runtime"] == runtime)
                 rows = table[own].sort_values("gpu_bytes_total")
                 for policy in policies:
                     part = rows[rows["policy"] == policy]
@@ -34,7 +35,7 @@ def draw(table: pd.DataFrame) -> Figure:
                     heights = (part[f"{name}_tpot_ns"] / 1e6).to_list()
                     style.reference(axes, name, memory, heights)
                 style.logarithmic(axes)
-                axes.set_title(f"{shape}\n{runtime}")
+                axes.set_title(f"{shape}\n{runtime}", fontsize=7)
             line[0].set_ylabel("TPOT (ms)")
         for axes in panels[-1]:
             axes.set_xlabel("expert memory (GiB)")

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.colors
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 COLUMN_IN, PAGE_IN = 3.35, 7.0
+RECORDED = "bundled model (recorded)"
 PALE = 2.6  # sum of red, green and blue above which a line would not be seen
 
 
@@ -65,6 +67,8 @@ POLICIES = {
     "promoe": Look("ProMoE", "#31a354", "", "^"),
     "tide": Look("TIDE", "#006d2c", "xxxx", "8"),
     "saem": Look("SAEM", "#41ab5d", "\\\\\\\\", "P"),
+    "temporal_router": Look("Temporal Router", "#fdae6b", "....", "<"),
+    "spatio_temporal_router": Look("Spatio-Temporal Router", "#e6550d", "....", ">"),
     "saem_oracle": Look("SAEM, clairvoyant", "#00441b", "....", "*"),
     "static_ep": Look("static placement", "#f7fbff", "", "o"),
     "eplb": Look("EPLB", "#6baed6", "++++", "s"),
@@ -73,6 +77,7 @@ POLICIES = {
     "des_vote": Look("DES-Vote", "#fa9fb5", "////", "v"),
     "block_pool": Look("block pool", "#dd3497", "", "h"),
     "block_pool_fixed": Look("block pool, fixed (ours)", "#dd3497", "xxxx", "H"),
+    "pcomoe": Look("PCoMoE", "#7a0177", "....", "d"),
     "mrs": Look("MRS", "#dadaeb", "", "<"),
     "mrs_wide": Look("MRS, wide", "#dadaeb", "////", ">"),
     "windowed": Look("windowed", "#bcbddc", "....", "h"),
@@ -127,6 +132,11 @@ def styled() -> Iterator[None]:
         mpl.rcdefaults()
         mpl.rc_file(Path(__file__).with_name("oled.mplstyle"), use_default_template=False)
         yield
+
+
+def shape(table: pd.DataFrame) -> pd.Series[str]:
+    """Whose routing each row replays: a made-up model's by its geometry, or the bundled model's."""
+    return table["trace.geometry"].fillna(RECORDED)
 
 
 def bars(axes: Axes, policies: list[str], heights: list[float]) -> None:

@@ -23,7 +23,7 @@ VERBS = {
 
 USAGE = {
     "sweep": "oled sweep experiment=NAME|FILE.yaml [key=value[,value...] ...]",
-    "reproduce": "oled reproduce NAME|all [--small] [out=DIR] [resume=true] [sweep.workers=N]",
+    "reproduce": "oled reproduce NAME|all [--small] [--redraw] [out=DIR] [resume=true]",
     "report": "oled report DIR",
 }
 
@@ -41,10 +41,13 @@ keys:
 
 REPRODUCE_KEYS = """\
   --small        a small preset, for a look and for tests
+  --redraw       figure and table anew from the rows that are there; nothing is simulated
   out=DIR        where studies go (default: experiments/results)
   resume=true    compute only what is missing
+  sweep.*        as of oled sweep
 """
 
+FLAGS = ("--small", "--redraw")
 OPTIONS = ("out", "resume", "sweep.backend", "sweep.workers", "sweep.address")
 
 
@@ -93,7 +96,7 @@ def _sweep(arguments: list[str]) -> int:
 def _reproduce(arguments: list[str]) -> int:
     from oled.studies import reproduce
 
-    words = [word for word in arguments if "=" not in word and word != "--small"]
+    words = [word for word in arguments if "=" not in word and word not in FLAGS]
     given = _pairs(word for word in arguments if "=" in word)
     for key in given:
         if key not in OPTIONS:
@@ -108,6 +111,7 @@ def _reproduce(arguments: list[str]) -> int:
             name,
             Path(given.get("out", "experiments/results")),
             small="--small" in arguments,
+            redraw="--redraw" in arguments,
             resume=_flag(given),
             workers=_workers(given),
         )

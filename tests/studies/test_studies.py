@@ -14,7 +14,15 @@ from oled import results
 from oled.errors import UserError
 from oled.paths import studies
 from oled.report import as_html, report
-from oled.studies import DIRECTION, NOT, REPRODUCED, judge, judge_range, reproduce
+from oled.studies import (
+    DIRECTION,
+    NOT,
+    REPRODUCED,
+    judge,
+    judge_range,
+    ratio_interval,
+    reproduce,
+)
 from oled.sweeps import Workers
 
 HERE = Workers(count=1)
@@ -121,3 +129,18 @@ def test_a_browser_shows_the_report(root: Path) -> None:
         [browser, *options, report(root).as_uri()], capture_output=True, text=True, timeout=60
     )
     assert "Ours beside the paper" in done.stdout
+
+
+def test_a_ratio_in_pairs_by_hand() -> None:
+    assert ratio_interval("[2, 4]", "[1, 2]") == (2.0, 2.0)
+    assert ratio_interval("[5]", "[2]") == (2.5, 2.5)
+    low, high = ratio_interval("[1, 3]", "[1, 1]")  # of two requests: 1, 2 or 3
+    assert (low, high) == (1.0, 3.0)
+
+
+@pytest.mark.slow
+def test_a_study_is_drawn_again_from_its_rows(root: Path) -> None:
+    before = {file.name: file.read_bytes() for file in (root / "fig18").iterdir()}
+    (root / "fig18" / "fig18.png").unlink()
+    reproduce("fig18", root, small=True, redraw=True)
+    assert {file.name: file.read_bytes() for file in (root / "fig18").iterdir()} == before
