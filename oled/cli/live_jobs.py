@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "short": {
-        "policies": ("naive_lru", "lru", "oled_priority", "fiddler", "tide", "oled"),
+        "policies": ("naive_lru", "lru", "lfu", "fiddler", "hybrimoe", "oled", "tide"),
         "slots": (20, 50),
-        "forwards": 8,
+        "forwards": 10,
         "budget_s": 34.0,
     },
     "full": {
         "policies": (
             "naive_lru", "lru", "lfu", "inter_iteration", "least_stale", "cpu_all", "fiddler",
-            "llama_cpp_cache", "tide", "oled_priority", "oled_layeradapt", "oled", "oled_exact",
+            "ktransformers", "llama_cpp_cache", "tide", "tide_artefact", "dali", "saem",
+            "mixtral_offloading", "moe_infinity", "finemoe", "promoe", "hybrimoe",
+            "hybrimoe_artefact", "oled_priority", "oled_layeradapt", "oled", "oled_exact",
+            "oled_fill", "oled_exact_fill",
         ),
         "slots": (10, 20, 50),
-        "forwards": 40,
-        "budget_s": 240.0,
+        "forwards": 24,
+        "budget_s": 900.0,
     },
 }  # fmt: skip
 

@@ -27,7 +27,18 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "numpy", "numba")},
+        "load_average": round(os.getloadavg()[0], 1),
+        "scheduling": scheduling(),
     }
+
+
+def scheduling() -> str:
+    """How Linux treats this process beside others."""
+    if not hasattr(os, "sched_getscheduler"):
+        return "unknown"
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        return f"real time, priority {os.sched_getparam(0).sched_priority}"
+    return f"shared, nice {os.getpriority(os.PRIO_PROCESS, 0)}"
 
 
 def gpu_facts(index: int = 0) -> dict[str, Any]:

@@ -46,7 +46,8 @@ def text(report: Mapping[str, Any]) -> str:
             f"{report['ranking_worst_swap']:.1%}",
             f"deciding takes up to {decide_ns / 1e3:.0f} us a forward, from the ids on (wall; the "
             f"clock charges what the runtime preset says)",
-            f"undisturbed forwards: {report['undisturbed_share']:.0%}",
+            f"undisturbed forwards: {report['undisturbed_share']:.0%}; load "
+            f"{report['machine']['load_average']}, scheduling: {report['machine']['scheduling']}",
             *report["labels"],
             *report["reasons"],
             f"verdict: {_VERDICTS[report['verdict']]}"
