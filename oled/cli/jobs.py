@@ -197,6 +197,7 @@ def record(values: Values, out: Path, in_sweep: bool) -> str:
         chat=values["chat"],
         horizons=values["horizons"],
         score_width=values["score_width"],
+        heads=values["heads"],
         seed=values["seed"],
         reroute=values["policy"] and rule_of(values["policy"]),
     )

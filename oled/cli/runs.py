@@ -36,6 +36,7 @@ KEYS = {
   skip=N limit=N batch_size=N  which prompts, and how many at once
   chat=true|false              through the tokenizer's chat template (default: where it has one)
   horizons=H score_width=M     also next-gate predictions, and the best router scores
+  heads=bundled|FILE           also what trained predictors say
   policy=NAME                  one that changes routes (des_seq, des_vote, block_pool)
   decode=block_diffusion|autoregressive|canvas_diffusion
   decode.max_new_tokens=256    and any other key of its file, as decode.block_length=16

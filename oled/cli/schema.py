@@ -127,14 +127,15 @@ class Record:
     out: str = MISSING
     model: Model = field(default_factory=Model)
     decode: Any = MISSING
-    prompts: str = MISSING
     policy: dict[str, Any] | None = None
+    prompts: str = MISSING
     skip: int = MISSING
     limit: int | None = MISSING
     batch_size: int = MISSING
     chat: bool | None = MISSING
     horizons: int = MISSING
     score_width: int = MISSING
+    heads: str | None = MISSING
     seed: int = MISSING
 
 

@@ -191,6 +191,11 @@ def refuse_unsupported(composition: Composition, settings: Settings) -> None:
             f"policy '{composition.name}' changes routes: its outputs are not the model's own. "
             f"Record a trace with it (oled record policy={composition.name}); that runs live"
         )
+    if composition.predictor is not None or "coming" in composition.needs:
+        raise UserError(
+            f"policy '{composition.name}' follows a trained predictor, which nothing asks while a "
+            f"model runs live: replay a recording of it (oled record heads=FILE, oled simulate)"
+        )
     if settings.unbounded:
         raise UserError(
             "cache.staging=unbounded is an accounting replay: a live run needs a number of slots"

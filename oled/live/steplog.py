@@ -16,6 +16,7 @@ from oled.trace.schema import Geometry
 from oled.trace.steps import Steps
 
 _NO_FUTURE = np.zeros(0, np.int64)
+_NOTHING_FORESEEN = np.zeros(0, np.float32)
 
 
 class StepLog:
@@ -109,6 +110,7 @@ class StepLog:
             last_token[:active],
             _NO_FUTURE,
             said.scores,
+            _NOTHING_FORESEEN,
         )
         self.foresight.add(said.predictions)
         self._steps.append(step)

@@ -55,6 +55,7 @@ class Composition:
     overlap: bool = True  # False: copies, GPU and CPU wait for each other
     writes_back: bool = False  # evicted experts are copied to the host first
     overhead_ns: int | None = None  # policy time of a layer-step; None: the runtime preset's
+    predictor: str | None = None  # whose predictions it reads; None: the first that were recorded
     reroute: Reroute | None = None  # a rule that changes routes before anything is decided
 
     @property

@@ -86,6 +86,9 @@ class Step(NamedTuple):
     last_token: NDArray[np.int32]  # [A] order of the last mention (token-major)
     next_use: NDArray[np.int64]  # [A] next layer-step of this expert, NEVER if none; [0] if unknown
     scores: NDArray[np.float32]  # [E] mean router probability over the tokens; [0] if not recorded
+    coming: NDArray[
+        np.float32
+    ]  # [E] the same of this layer in the next forward, as predicted; [0] if not
 
 
 class At(NamedTuple):
@@ -102,7 +105,8 @@ class Cache(NamedTuple):
     """The state that policies read; the engine alone changes residency."""
 
     resident: NDArray[np.uint8]  # [L, E]
-    score: NDArray[np.float64]  # [L, E] written by the retention: higher stays longer
+    score: NDArray[np.float64]  # [L, E] written by the retention: higher stays longer; a prefetcher
+    # may refine those of a layer that comes next, which its retention then writes anew
     stamp: NDArray[np.int64]  # [L, E] last use, unique; ties of score go to the older one
     staged: NDArray[np.uint8]  # [L, E] NOT_STAGED, COPYING, STAGED, STAGED_FILL
     fresh: NDArray[np.uint8]  # [L, E] PREFETCHED | TRANSFERRED
@@ -168,7 +172,8 @@ class Side(NamedTuple):
     step_layer: NDArray[np.int64]  # [S]
     step_forward: NDArray[np.int64]  # [S]
     forward_request: NDArray[np.int64]  # [F]
-    pred_offsets: NDArray[np.int64]  # [S * H + 1]
+    pred_offsets: NDArray[np.int64]  # [S * H + 1] row s * H + h - 1: h MoE layers ahead, where
+    # counting goes on from the last layer to the first of the next forward
     pred_expert: NDArray[np.uint16]
     pred_score: NDArray[np.float32]
     horizons: int  # H; 0 without predictions
@@ -196,7 +201,7 @@ def _examples() -> tuple[Step, At, Cache, Costs, Plan, Side, Queue]:
     u1x2: Any = np.zeros((1, 1), np.uint8)
     i8x2: Any = np.zeros((1, 1), np.int64)
     f8x2: Any = np.zeros((1, 1))
-    step = Step(0, 0, 0, 0, 0, 0, 0, 0, u2, i4, np.zeros((1, 4), np.float32), i4, i8, f4)
+    step = Step(0, 0, 0, 0, 0, 0, 0, 0, u2, i4, np.zeros((1, 4), np.float32), i4, i8, f4, f4)
     at = At(0, 0, 0, 0, 0)
     cache = Cache(u1x2, f8x2, i8x2, u1x2, u1x2, i8, i8, i8, i8, i8, f8x2, f8, i8, i8)
     costs = Costs(i8, np.zeros((1, 1, 1), np.int64), i8x2, i8, i8, i8, i8, 0, 0, 0, 0, 0)

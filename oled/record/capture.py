@@ -1,7 +1,7 @@
 """What the hooks saw in one forward, brought to the host.
 
 Shapes: Lr MoE layers, N tokens of the pass (its whole batch), T tokens of one request, k top-k,
-m kept scores, h = 1..H layers ahead.
+m kept ids or scores.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oled.trace.schema import Prediction, RouterScores
-
-NEXT_GATE = "next_gate"
 
 
 class Staging:
@@ -61,6 +59,17 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Predicted:
+    """What one predictor said so many MoE layers ahead."""
+
+    predictor: str
+    ahead: int
+    rows: frozenset[int]  # at which it says anything
+    ids: NDArray[np.int32]  # [Lr, N, m]
+    weights: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Capture:
     """The routing of one model pass."""
 
@@ -68,8 +77,7 @@ class Capture:
     num_experts: NDArray[np.int64]  # [Lr]
     expert_ids: NDArray[np.int32]  # [Lr, N, k]
     weights: NDArray[np.float32]  # [Lr, N, k] as applied
-    predicted_ids: tuple[NDArray[np.int32], ...] = ()  # by h: [Lr, N, k]; h layers too late: unused
-    predicted_weights: tuple[NDArray[np.float32], ...] = ()
+    predicted: tuple[Predicted, ...] = ()
     score_ids: NDArray[np.int32] | None = None  # [Lr, N, m]
     score_values: NDArray[np.float32] | None = None
     score_biased: NDArray[np.float32] | None = None
@@ -83,19 +91,19 @@ class Capture:
         return RouterScores(ids, self.score_values[:, tokens], biased)
 
     def predictions(self, tokens: NDArray[np.int64]) -> tuple[Prediction, ...]:
-        """What the later gates said about these tokens, added up over them."""
+        """What predictors said about these tokens, added up over them."""
         found = []
         for row, layer in enumerate(self.layers):
-            for ahead, (ids, weights) in enumerate(
-                zip(self.predicted_ids, self.predicted_weights, strict=True), start=1
-            ):
-                target = row + ahead
-                if target < len(self.layers):
+            for said in self.predicted:
+                if row in said.rows:
+                    target = (row + said.ahead) % len(self.layers)
                     asked, score = wanted(
-                        ids[row, tokens], weights[row, tokens], int(self.num_experts[target])
+                        said.ids[row, tokens],
+                        said.weights[row, tokens],
+                        int(self.num_experts[target]),
                     )
-                    said = (NEXT_GATE, int(layer), int(self.layers[target]))
-                    found.append(Prediction(*said, asked, score))
+                    about = int(self.layers[target])
+                    found.append(Prediction(said.predictor, int(layer), about, asked, score))
         return tuple(found)
 
 

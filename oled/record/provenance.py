@@ -71,6 +71,7 @@ def manifest_of(
             "commit": commit(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "next_gate_horizons": recorder.horizons,
+            "predictors": [predictor.name for predictor in recorder.predictors],
             "router_scores": recorder.score_width,
             "score_kind": family.scoring,
             RULE: None if rule is None else rule.describe(),

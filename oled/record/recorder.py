@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oled.errors import UserError
-from oled.record.capture import Capture, Staging
+from oled.record.capture import Capture, Predicted, Staging
 from oled.record.dispatch import ExpertsFunction, current_functions, dispatched, experts_of
 from oled.record.families import Family, read_family
 from oled.record.modules import MoeLayer, Place, moe_layers
+from oled.record.predictors import NextGate, Predictor, trained_predictors
 from oled.record.scores import router_scores
 
 SUM_TOLERANCE = 0.01  # relative; bf16 rows were seen to add up to 0.9975 .. 1.0024
@@ -32,18 +34,28 @@ class Recorder:
     """A context: inside it, run one forward, then `take` what it routed.
 
     `score_width` m > 0 keeps the m best router scores of each token; `horizons` H > 0 asks the
-    gates of the next 1..H MoE layers what they would do with this layer's gate input. Leaving the
-    context gives the model back as it was.
+    gates of the next 1..H MoE layers what they would do with this layer's gate input; `heads` (a
+    file, or "bundled") asks trained predictors. Leaving the context gives the model back as it was.
     """
 
-    def __init__(self, model: PreTrainedModel, *, score_width: int = 0, horizons: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        score_width: int = 0,
+        horizons: int = 0,
+        heads: str | Path | None = None,
+    ) -> None:
         self.layers = moe_layers(model)
         if not self.layers:
             raise UserError(f"{type(model).__name__} has no routed experts: nothing to record")
         self.family = read_family(model.config)
         self.horizons = min(horizons, len(self.layers) - 1)
         self.score_width = min(score_width, *(entry.num_experts for entry in self.layers))
-        self._stacks = self._find_routers() if score_width or horizons else []
+        listens = score_width or horizons or heads is not None
+        self._stacks = self._find_routers() if listens else []
+        self.predictors = self._find_predictors(heads)
+        self._said: dict[tuple[str, int], set[int]] = {}  # rows by predictor and layers ahead
         self._rows = {
             experts: row for row, entry in enumerate(self.layers) for experts in experts_of([entry])
         }
@@ -129,17 +141,25 @@ class Recorder:
             refuse_unknown_scores(self.family)
         return router_stacks(self.layers)
 
+    def _find_predictors(self, heads: str | Path | None) -> tuple[Predictor, ...]:
+        found: tuple[Predictor, ...] = (NextGate(self.horizons),) if self.horizons else ()
+        if heads is None:
+            return found
+        if len(self._stacks) > 1:
+            raise UserError("heads predict one stack of layers; this model has several")
+        kept = self.score_width or self.family.top_k
+        return (*found, *trained_predictors(heads, self._stacks[0], self.family, kept))
+
     def _router_hook(self, stack: list[nn.Module], row: int) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
             self._asked[row] += 1
             if self.score_width:
                 self._put_scores(stack[row], row, output[0])
-            for ahead in range(1, self.horizons + 1):
-                if row + ahead < len(stack):
-                    # forward, not __call__: its own hook must not take this for a real call
-                    _, weights, ids = stack[row + ahead].forward(inputs[0])
-                    self._staging.put(f"predicted_ids_{ahead}", row, ids)
-                    self._staging.put(f"predicted_weights_{ahead}", row, weights)
+            for predictor in self.predictors:
+                for ahead, ids, values in predictor.say(stack, row, inputs[0]):
+                    self._said.setdefault((predictor.name, ahead), set()).add(row)
+                    self._staging.put(f"{predictor.name} {ahead} ids", row, ids)
+                    self._staging.put(f"{predictor.name} {ahead} values", row, values)
 
         return hook
 
@@ -156,14 +176,21 @@ class Recorder:
         def read(name: str) -> Any:
             return self._staging.read(name, tokens)
 
-        ahead = range(1, self.horizons + 1)
         return Capture(
             layers=np.array([entry.layer for entry in self.layers], dtype=np.uint16),
             num_experts=np.array([entry.num_experts for entry in self.layers]),
             expert_ids=read("expert_ids"),
             weights=read("weights"),
-            predicted_ids=tuple(read(f"predicted_ids_{h}") for h in ahead),
-            predicted_weights=tuple(read(f"predicted_weights_{h}") for h in ahead),
+            predicted=tuple(
+                Predicted(
+                    name,
+                    ahead,
+                    frozenset(rows),
+                    read(f"{name} {ahead} ids"),
+                    read(f"{name} {ahead} values"),
+                )
+                for (name, ahead), rows in self._said.items()
+            ),
             score_ids=read("score_ids") if self.score_width else None,
             score_values=read("score_values") if self.score_width else None,
             score_biased=read("score_biased") if self._staging.holds("score_biased") else None,

@@ -92,6 +92,7 @@ def record(
     batch_size: int = 1,
     horizons: int = 0,
     score_width: int = 0,
+    heads: str | Path | None = None,
     chat: bool | None = None,
     seed: int = 0,
     reroute: Reroute | None = None,
@@ -100,7 +101,8 @@ def record(
     """Decode the prompts and write the routing of every pass to the folder `out`.
 
     `horizons` H records next-gate predictions 1..H MoE layers ahead, `score_width` m the m best
-    router scores of each token; 0 leaves them out. `chat` is whether prompts go through the chat
+    router scores of each token; 0 leaves them out. `heads` (a file, or "bundled") records what
+    trained predictors say. `chat` is whether prompts go through the chat
     template, None: where the tokenizer has one. What is drawn at random for request i starts from
     `seed` + i. Under `reroute` the model follows that rule, and the trace holds the changed routes.
     A failure leaves a partial trace.
@@ -116,7 +118,7 @@ def record(
     requests = tokenize(prompts, loaded.tokenizer, chat=chat, seed=seed)
     refuse_unfit(loaded.model, requests, settings)
     batches = [requests[at : at + batch_size] for at in range(0, len(requests), batch_size)]
-    recorder = Recorder(loaded.model, score_width=score_width, horizons=horizons)
+    recorder = Recorder(loaded.model, score_width=score_width, horizons=horizons, heads=heads)
     manifest = manifest_of(
         loaded,
         settings,

@@ -51,6 +51,8 @@ def simulate(
     settings = dataclasses.replace(settings or Settings(), **fields)
     composition = load_composition(policy)
     subject = Subject.of(trace)
+    if composition.predictor is not None:
+        subject = subject.predicting(composition.predictor)
     refuse_what_is_missing(subject, composition)
     learned, learned_from = calibrate(subject, composition, calibration)
     if composition.reroute is not None:
@@ -72,6 +74,7 @@ def simulate(
         "throughput_tokens_per_s": m.ratio(
             1e9 * float(steps.produced.sum()), float(forward_ns.sum())
         ),
+        "h2d_bytes_per_token": m.bytes_per_token(replay.tally.by_phase, steps),
         **m.time_metrics(forward_ns[m.is_decoding(steps)]),
         **m.count_metrics(replay.tally.by_phase),
         **m.bootstrap(replay.tally.by_phase, forward_ns, steps, rows, settings.seed),

@@ -20,7 +20,7 @@ from oled.sim.settings import Settings
 from oled.sim.slots import Budget
 from oled.sim.tally import COLUMNS, L_COLUMNS, Tally
 from oled.trace.schema import Phase
-from oled.trace.steps import Steps, next_use
+from oled.trace.steps import Steps, coming_scores, next_use
 
 _LOG_ENTRIES_PER_EXPERT = 3
 
@@ -74,6 +74,7 @@ def workload(
     persistent: bool,
 ) -> Workload:
     oracle = "future" in composition.needs
+    foresees = "coming" in composition.needs
     return Workload(
         request=request,
         phase=steps.phase,
@@ -89,6 +90,7 @@ def workload(
         last_token=steps.last_token,
         next_use=next_use(steps, persistent) if oracle else np.zeros(0, np.int64),
         scores=steps.scores if steps.scores is not None else np.zeros((1, 0), np.float32),
+        coming=coming_scores(steps) if foresees else np.zeros((1, 0), np.float32),
         head_ns=costs.head_ns,
         dense_ns=costs.dense_ns,
     )

@@ -58,8 +58,31 @@ def count_metrics(rows: Ints) -> dict[str, Any]:
     """Counts and rates of one phase or of all; rows i64[..., COLUMNS], summed."""
     sums = rows.reshape(-1, r.COLUMNS).sum(axis=0)
     metrics: dict[str, Any] = {name: ratio(sums[a], sums[b]) for name, (a, b) in _RATIOS.items()}
+    metrics.update(_adjusted(sums))
     metrics.update({name: int(sums[column]) for name, column in _COUNTS.items()})
     return metrics
+
+
+def _adjusted(sums: Ints) -> dict[str, float | None]:
+    """Both readings of an "adjusted hit rate" (arXiv 2609.04895), by bytes.
+
+    With A accesses, D demand misses and P experts copied ahead, used or not: `_as_accesses` is
+    (A - D) / (A + P), which fits the published table, and `_as_misses` 1 - (D + P) / A, which is
+    what the text says. One copied ahead and late is a demand miss.
+    """
+    ahead = sums[r.USEFUL_BYTES] + sums[r.WASTED_BYTES]
+    accessed, hit = sums[r.BYTES_ACCESSED], sums[r.BYTES_HIT]
+    return {
+        "adjusted_hit_rate_as_accesses": ratio(hit, accessed + ahead),
+        "adjusted_hit_rate_as_misses": ratio(hit - ahead, accessed),
+    }
+
+
+def bytes_per_token(by_phase: Ints, steps: Steps) -> float | None:
+    """Bytes copied to the device in decoding forwards, per token produced; i64[., phase, .]."""
+    return ratio(
+        float(by_phase[:, list(DECODING), r.MOVED_BYTES].sum()), float(steps.produced.sum())
+    )
 
 
 def time_metrics(durations: Ints) -> dict[str, float | None]:

@@ -80,6 +80,7 @@ class Workload(NamedTuple):
     last_token: NDArray[np.int32]
     next_use: NDArray[np.int64]  # [N] or [0]
     scores: NDArray[np.float32]  # [S, E] or [1, 0]
+    coming: NDArray[np.float32]  # [S, E] or [1, 0]
     head_ns: NDArray[np.int64]  # [F]
     dense_ns: NDArray[np.int64]  # [F]
 
@@ -161,6 +162,7 @@ def step_of(work: Workload, index: int, forward: int) -> Step:
     """Layer-step `index` of `forward` as the parts see it; views, nothing is copied."""
     lo, hi = work.offsets[index], work.offsets[index + 1]
     row = index if work.scores.shape[1] > 0 else 0
+    coming = index if work.coming.shape[1] > 0 else 0
     next_lo, next_hi = (lo, hi) if work.next_use.size > 0 else (0, 0)
     return Step(
         index,
@@ -177,6 +179,7 @@ def step_of(work: Workload, index: int, forward: int) -> Step:
         work.last_token[lo:hi],
         work.next_use[next_lo:next_hi],
         work.scores[row],
+        work.coming[coming],
     )
 
 

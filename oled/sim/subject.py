@@ -20,7 +20,7 @@ from oled.sim.slots import Budget
 from oled.trace import Trace, batch, build_steps, load
 from oled.trace.schema import ConfidenceKind, Geometry
 from oled.trace.stages import STAGES
-from oled.trace.steps import Steps
+from oled.trace.steps import Steps, with_predictions
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +44,8 @@ class Subject:
     rules: dict[Reroute, Subject] = dataclasses.field(default_factory=dict)
     """The same trace with its routes changed, once it was asked for."""
 
+    predictors: dict[str, Subject] = dataclasses.field(default_factory=dict)
+    """The same trace with the predictions of another predictor, once it was asked for."""
     @classmethod
     def of(cls, trace: Subject | Trace | str | Path, *, allow_partial: bool = False) -> Subject:
         """From a loaded trace, the folder of one, or the name of a bundled one."""
@@ -70,7 +72,9 @@ class Subject:
 
     def remembering(self) -> Subject:
         """The same trace, deciding once what is replayed on several machines; for sweeps."""
-        return dataclasses.replace(self, memo={}, batches={}, rules={}, decisions=Decisions())
+        return dataclasses.replace(
+            self, memo={}, batches={}, rules={}, predictors={}, decisions=Decisions()
+        )
 
     def batched(self, rows: int) -> Subject:
         if rows == 1:
@@ -98,10 +102,29 @@ class Subject:
                 decisions=None if self.decisions is None else Decisions(),
             )
         return self.rules[rule]
+                predictors={},
 
     def replay(
         self,
         costs: CostTables,
+    def predicting(self, predictor: str) -> Subject:
+        """The same trace with what `predictor` said in it; TraceError if it was not recorded."""
+        if predictor not in self.predictors:
+            steps = with_predictions(self.read(), self.steps, predictor)
+            lacks = self.lacks - {"predictions", "coming"}
+            if steps.horizons < steps.num_layers:
+                lacks |= {"coming"}
+            self.predictors[predictor] = dataclasses.replace(
+                self,
+                steps=steps,
+                lacks=lacks,
+                batches={},
+                rules={},
+                predictors={},
+                decisions=None if self.decisions is None else Decisions(),
+            )
+        return self.predictors[predictor]
+
         composition: Composition,
         budget: Budget,
         settings: Settings,
@@ -131,5 +154,7 @@ def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:
     if (steps.block < 0).all():
         lacks |= {"blocks", "stages"}
     if (steps.step < 0).all():
+    if steps.horizons < steps.num_layers:
+        lacks.add("coming")
         lacks.add("blocks")
     return frozenset(lacks)

@@ -170,6 +170,8 @@ class Prediction:
     expert_ids: NDArray[Any]  # [n], most wanted first
     scores: NDArray[Any]  # [n], descending
 
+    A target that does not lie ahead is meant in the next forward, `layer` itself included.
+
     def __post_init__(self) -> None:
         if self.expert_ids.ndim != 1 or self.expert_ids.shape != self.scores.shape:
             raise TraceError(

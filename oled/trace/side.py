@@ -69,13 +69,15 @@ def predictions_by_step(
 ) -> tuple[Ints, NDArray[np.uint16], NDArray[np.float32], int]:
     """What one predictor said, as CSR over rows s*H + h-1: (offsets, experts, scores, H).
 
-    `said` and `about` are the table's two layers as places among the MoE layers. Predictions made
-    in a declared gap, where there is no step, are left out.
+    `said` and `about` are the table's two layers as places among the MoE layers; one that does not
+    lie ahead is meant in the next forward, h layers on. Predictions made in a declared gap, where
+    there is no step, are left out.
     """
     name = table.names[0] if predictor is None else predictor
     if name not in table.names:
         raise TraceError(
-            f"{trace.path}: no predictions by '{name}'; recorded: {', '.join(table.names)}"
+            f"{trace.path}: no predictions by '{name}'; recorded: {', '.join(table.names)} "
+            f"(`oled record heads=FILE` records what trained predictors say)"
         )
     limit = np.array(trace.geometry.experts_per_layer)[about]
     outside = np.flatnonzero(table.expert >= np.repeat(limit, np.diff(table.offsets)))
@@ -86,13 +88,9 @@ def predictions_by_step(
         )
     step = index.find(table.forward.astype(np.int64), said)
     wanted = np.flatnonzero((table.predictor == table.names.index(name)) & (step >= 0))
-    ahead = (about - said)[wanted]
+    layers = len(trace.geometry.moe_layers)
+    ahead = (about - said - 1)[wanted] % layers + 1
     horizons = int(ahead.max()) if len(ahead) else 0
-    if len(ahead) and int(ahead.min()) < 1:
-        raise TraceError(
-            f"{trace.path}: predictions row {wanted[int(ahead.argmin())]} is about a layer that "
-            f"does not lie ahead; run `oled check` on it"
-        )
     row = step[wanted] * horizons + ahead - 1
     order = np.argsort(row, kind="stable")
     row, wanted = row[order], wanted[order]

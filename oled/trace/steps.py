@@ -54,7 +54,8 @@ class Steps:
     expert_bytes: Ints  # [L]
     top_k: int
     scores: NDArray[np.float32] | None = None  # [S, E] mean router score over active tokens
-    pred_offsets: Ints | None = None  # [S*H+1] row s*H+h-1: said at s about h MoE layers ahead
+    pred_offsets: Ints | None = None  # [S*H+1] row s*H+h-1: said at s about h MoE layers ahead,
+    # where counting goes on into the next forward: h = L is the same layer there
     pred_expert: NDArray[np.uint16] | None = None
     pred_score: NDArray[np.float32] | None = None
     horizons: int = 0  # H
@@ -170,24 +171,46 @@ def next_use(steps: Steps, persistent: bool) -> Ints:
 def _with_side_tables(trace: Trace, steps: Steps, predictor: str | None) -> Steps:
     if trace.scores is None and trace.predictions is None:
         return steps
-    index = StepIndex(steps.source[steps.forward], steps.layer, len(steps.num_experts))
     if trace.scores is not None:
+        index = StepIndex(steps.source[steps.forward], steps.layer, len(steps.num_experts))
         layers = dense_layers(trace, trace.scores.layer)
         steps = replace(steps, scores=mean_scores(trace, trace.scores, layers, index))
-    if trace.predictions is not None:
-        said = dense_layers(trace, trace.predictions.layer)
-        about = dense_layers(trace, trace.predictions.target)
-        offsets, expert, score, horizons = predictions_by_step(
-            trace, trace.predictions, said, about, index, predictor
-        )
-        steps = replace(
-            steps,
-            pred_offsets=offsets,
-            pred_expert=expert,
-            pred_score=score,
-            horizons=horizons,
-        )
-    return steps
+    return steps if trace.predictions is None else with_predictions(trace, steps, predictor)
+
+
+def with_predictions(trace: Trace, steps: Steps, predictor: str | None) -> Steps:
+    """The steps of `trace` with what one predictor said (None: the first one recorded)."""
+    if trace.predictions is None:
+        raise TraceError(f"{trace.path}: no predictions by '{predictor}', nor by any other")
+    index = StepIndex(steps.source[steps.forward], steps.layer, len(steps.num_experts))
+    said = dense_layers(trace, trace.predictions.layer)
+    about = dense_layers(trace, trace.predictions.target)
+    offsets, expert, score, horizons = predictions_by_step(
+        trace, trace.predictions, said, about, index, predictor
+    )
+    return replace(
+        steps, pred_offsets=offsets, pred_expert=expert, pred_score=score, horizons=horizons
+    )
+
+
+def coming_scores(steps: Steps) -> NDArray[np.float32]:
+    """What was predicted at each step of its layer in the next forward: f32[S, E].
+
+    Means over the forward's tokens, as `Steps.scores`; zeros where nothing was said.
+    """
+    result = np.zeros((steps.num_steps, int(steps.num_experts.max())), dtype=np.float32)
+    if steps.pred_offsets is None or steps.pred_expert is None or steps.pred_score is None:
+        return result
+    if steps.horizons < steps.num_layers:
+        return result
+    rows = np.arange(steps.num_steps) * steps.horizons + steps.num_layers - 1
+    lengths = steps.pred_offsets[rows + 1] - steps.pred_offsets[rows]
+    step = np.repeat(np.arange(steps.num_steps), lengths)
+    first = steps.pred_offsets[rows] - np.cumsum(lengths) + lengths
+    entry = np.arange(len(step)) + np.repeat(first, lengths)
+    tokens = np.maximum(steps.tokens[steps.forward[step]], 1)
+    result[step, steps.pred_expert[entry]] = steps.pred_score[entry] / tokens
+    return result
 
 
 def _ints(column: NDArray[Any]) -> Ints:

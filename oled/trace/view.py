@@ -35,6 +35,7 @@ class TableInfo:
     summary: str
     columns: Mapping[str, str]  # name: meaning
     query: str  # SQL, the table's name standing for it
+    frame: str  # the same of its pandas data frame
 
 
 _FORWARD = {"forward": "number of the forward, from 0, in recorded order"}
@@ -63,6 +64,7 @@ TABLES: dict[str, TableInfo] = {
         },
         "SELECT layer, expert, count(*) AS tokens FROM long GROUP BY layer, expert "
         "ORDER BY tokens DESC, layer, expert LIMIT 10",
+        'long.groupby(["layer", "expert"]).size().nlargest(10)',
     ),
     FORWARDS: TableInfo(
         "one row for each forward: one request's share of a model pass",
@@ -81,6 +83,7 @@ TABLES: dict[str, TableInfo] = {
         },
         "SELECT phase, count(*) AS forwards, sum(produced) AS tokens FROM forwards "
         "GROUP BY phase ORDER BY phase",
+        'forwards.groupby("phase").agg(forwards=("tokens", "size"), tokens=("produced", "sum"))',
     ),
     TOKENS: TableInfo(
         "one row for each token of each forward",
@@ -96,6 +99,7 @@ TABLES: dict[str, TableInfo] = {
         },
         "SELECT state, count(*) AS tokens, avg(confidence) AS confidence FROM tokens "
         "WHERE NOT isnan(confidence) GROUP BY state ORDER BY state",
+        'tokens[tokens.confidence >= 0].groupby("state").confidence.agg(["size", "mean"])',
     ),
     ROUTING: TableInfo(
         "one row for each (forward, layer, token)",
@@ -106,19 +110,21 @@ TABLES: dict[str, TableInfo] = {
         },
         "SELECT forward, layer, count(*) AS tokens FROM routing GROUP BY forward, layer "
         "ORDER BY forward, layer LIMIT 10",
+        'routing.groupby(["forward", "layer"]).size().head(10)',
     ),
     PREDICTIONS: TableInfo(
-        "what a predictor said at a layer about a later one (optional)",
+        "what a predictor said at a layer about another (optional)",
         {
             **_FORWARD,
             "layer": "where it was said",
-            "target": "the layer it is about",
+            "target": "the layer it is about; in the next forward, if it does not lie ahead",
             "predictor": "its name",
             "expert_ids": "experts, most wanted first",
             "scores": "their summed predicted weights",
         },
         "SELECT predictor, target - layer AS ahead, count(*) AS said FROM predictions "
         "GROUP BY predictor, ahead ORDER BY predictor, ahead",
+        'predictions.groupby(["predictor", predictions.target - predictions.layer]).size()',
     ),
     SCORES: TableInfo(
         "router scores of all experts or the best m (optional)",
@@ -129,6 +135,7 @@ TABLES: dict[str, TableInfo] = {
             "biased": "what the selection used (only where it is biased)",
         },
         "SELECT layer, count(*) AS tokens FROM scores GROUP BY layer ORDER BY layer",
+        'scores.groupby("layer").size()',
     ),
 }
 
@@ -177,7 +184,7 @@ def dataset(path: str | Path, table: str = ROUTING, *, allow_partial: bool = Fal
 
 
 def describe(path: str | Path, table: str, *, allow_partial: bool = False) -> dict[str, Any]:
-    """A table's columns with types and meanings, and an example query."""
+    """A table's columns with types and meanings, and the same example in SQL and in pandas."""
     about = TABLES[table]
     schema = reader(path, table, allow_partial=allow_partial).schema
     columns = [
@@ -189,6 +196,7 @@ def describe(path: str | Path, table: str, *, allow_partial: bool = False) -> di
         "summary": about.summary,
         "columns": columns,
         "query": about.query,
+        "frame": about.frame,
     }
 
 

@@ -69,8 +69,10 @@ def calibration() -> Calibration:
 
 @functools.cache
 def policies() -> list[str]:
-    """Every shipped policy of one GPU that keeps the model's routes."""
-    return [name for name in composition_names() if load_composition(name).reroute is None]
+    """Every shipped policy of one GPU that runs live: it keeps the model's routes, and follows no
+    trained predictor."""
+    found = {name: load_composition(name) for name in composition_names()}
+    return [n for n, one in found.items() if one.reroute is None and one.predictor is None]
 
 
 @functools.cache

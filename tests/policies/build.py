@@ -36,6 +36,7 @@ def make_step(
     conf_opened: Sequence[float] | None = None,
     next_use: Sequence[int] = (),
     scores: Sequence[float] = (),
+    coming: Sequence[float] = (),
     phase: Phase = Phase.DENOISE,
     forward: int = 0,
     block: int = 0,
@@ -61,6 +62,7 @@ def make_step(
         last_token=np.arange(active, dtype=np.int32),
         next_use=np.array(next_use, np.int64),
         scores=np.array(scores, np.float32),
+        coming=np.array(coming, np.float32),
     )
 
 

@@ -24,8 +24,12 @@ def random_steps(
     expert_bytes: int | list[int] = 100,
     predictions: bool = True,
     scores: bool = True,
+    foresees: bool = False,
 ) -> Steps:
-    """Requests with a prefill, then blocks of denoising and commits, or decoded tokens."""
+    """Requests with a prefill, then blocks of denoising and commits, or decoded tokens.
+
+    `foresees`: predictions go on into the next forward.
+    """
     forwards = []
     for request in range(requests):
         favourite = [rng.dirichlet(np.full(e, 0.5)) for e in num_experts]
@@ -45,7 +49,7 @@ def random_steps(
         table = rng.random((steps.num_steps, max(num_experts))).astype(np.float32)
         steps = dataclasses.replace(steps, scores=table / table.sum(axis=1, keepdims=True))
     if predictions:
-        steps = dataclasses.replace(steps, **_predictions(rng, steps))
+        steps = dataclasses.replace(steps, **_predictions(rng, steps, foresees))
     return steps
 
 
@@ -82,14 +86,17 @@ def _masses(rng: np.random.Generator, steps: Steps) -> np.ndarray:
     return np.ascontiguousarray(np.stack([gate, masked, confident, opened], 1), np.float32)
 
 
-def _predictions(rng: np.random.Generator, steps: Steps) -> dict[str, object]:
+def _predictions(rng: np.random.Generator, steps: Steps, foresees: bool) -> dict[str, object]:
     """Right about half of the experts up to three layers on, wrong about others."""
     lists, scores = [], []
     for s in range(steps.num_steps):
         for ahead in range(1, HORIZONS + 1):
             target = s + ahead
             said: list[int] = []
-            if target < steps.num_steps and steps.layer[target] == steps.layer[s] + ahead:
+            if target < steps.num_steps and (
+                steps.layer[target] == steps.layer[s] + ahead
+                or (foresees and ahead <= steps.num_layers)
+            ):
                 active = steps.expert[steps.offsets[target] : steps.offsets[target + 1]]
                 said = [int(e) for e in active if rng.random() < 0.5]
                 said += [int(e) for e in rng.integers(0, steps.num_experts[steps.layer[target]], 2)]

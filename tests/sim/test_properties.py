@@ -81,8 +81,9 @@ def make_case(name: str, seed: int) -> Case:
         expert_bytes=[int(b) for b in rng.choice([100, 200, 300], len(num_experts))]
         if uneven
         else 100,
-        predictions=bool("predictions" in needs or rng.random() < 0.5),
+        predictions=bool({"predictions", "coming"} & needs or rng.random() < 0.5),
         scores=bool("scores" in needs or rng.random() < 0.5),
+        foresees="coming" in needs,
     )
     fields = {
         "slots": int(rng.integers(0, max(num_experts) + 1)),

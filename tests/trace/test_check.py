@@ -359,7 +359,7 @@ def test_zero_capture(folder: Path) -> None:
     [
         ("scores", "expert_ids", [1, 9], "score of expert 9, the layer has 0..7"),
         ("scores", "values", [1.0, float("inf")], "is not finite"),
-        ("predictions", "target", 1, "layer 1 is no MoE layer ahead"),
+        ("predictions", "target", 7, "layer 7 is no MoE layer"),
         ("predictions", "expert_ids", [1, 8], "above the 8 experts of layer 2"),
         ("predictions", "expert_ids", [1], "ids and scores differ in number"),
         ("predictions", "scores", [1.0, float("nan")], "a score is not finite"),

@@ -36,6 +36,7 @@ from oled.trace import (
     next_use,
     trace_of_records,
 )
+from oled.trace.steps import coming_scores
 
 SHAPE = geometry()
 
@@ -398,3 +399,38 @@ def test_sentinel_is_not_an_expert() -> None:
     )
     assert steps.expert.tolist() == [5]
     assert NO_EXPERT not in steps.expert
+
+
+# --- predictions of the next forward --------------------------------------------------------------
+
+
+def test_a_target_that_does_not_lie_ahead_is_meant_in_the_next_forward() -> None:
+    """Layers 1 and 2, two tokens: what layer 2 said of layer 1 is one layer-step on, of itself two.
+
+    `coming_scores` takes the latter as a mean over the tokens, and nothing else.
+    """
+    ids = np.array([[[1, 2], [1, 3]]] * 2)
+
+    def said(layer: int, target: int, score: float) -> Prediction:
+        return Prediction("heads", layer, target, np.array([3, 1]), np.array([score, 0.5]))
+
+    one = record(
+        ids,
+        predictions=(said(1, 2, 4.0), said(1, 1, 1.0), said(2, 1, 2.0), said(2, 2, 3.0)),
+    )
+    steps = build_steps(trace_of_records(manifest(geometry(layers=2)), [one]), predictor="heads")
+    assert steps.horizons == 2
+    assert steps.pred_offsets.tolist() == [0, 2, 4, 6, 8]
+    assert steps.pred_score[[0, 2, 4, 6]].tolist() == [4.0, 1.0, 2.0, 3.0]
+    coming = coming_scores(steps)
+    assert coming[:, [3, 1]].tolist() == [[0.5, 0.25], [1.5, 0.25]]
+    assert coming.sum() == 2.5
+
+
+def test_without_predictions_of_the_next_forward_none_come() -> None:
+    ids = np.array([[[1, 2]]] * 2)
+    said = (Prediction("gate", 1, 2, np.array([3]), np.array([1.0])),)
+    one = record(ids, predictions=said)
+    steps = build_steps(trace_of_records(manifest(geometry(layers=2)), [one]))
+    assert steps.horizons == 1
+    assert not coming_scores(steps).any()

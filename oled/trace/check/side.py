@@ -65,7 +65,7 @@ def _check_finite(rows: RowGroup, ids: NDArray[np.uint16], values: NDArray[np.fl
 def check_predictions(
     folder: Path, manifest: Manifest, part: Part, expected: Expected, found: Collector
 ) -> None:
-    """Known places, a target ahead, as many scores as ids, ids in range, finite scores."""
+    """Known places and targets, as many scores as ids, ids in range, finite scores."""
     for batch, start in batches(folder, part, manifest.geometry.top_k):
         _check_prediction_rows(pa.table(batch), start, part, manifest, expected, found)
 
@@ -84,10 +84,8 @@ def _check_prediction_rows(
     rows = RowGroup(found, part.file, start, forward, layer)
     layers = np.array(manifest.geometry.moe_layers)
     expected.places(rows, layers)
-    astray = (target <= layer) | ~np.isin(target, layers)
-    rows.report(
-        RULE, astray, lambda i: f"layer {target[i]} is no MoE layer ahead", lambda i: target[i]
-    )
+    astray = ~np.isin(target, layers)
+    rows.report(RULE, astray, lambda i: f"layer {target[i]} is no MoE layer", lambda i: target[i])
     place = np.minimum(np.searchsorted(layers, target), len(layers) - 1)
     limit = np.array(manifest.geometry.experts_per_layer)[place]
     ids, scores = data.column("expert_ids"), data.column("scores")
