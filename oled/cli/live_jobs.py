@@ -113,7 +113,7 @@ def _run_model(
 ) -> str:
     from oled import record
     from oled.hardware import load_profile, load_runtime
-    from oled.live.run import Machine, compare_decisions, live_run
+    from oled.live.run import Machine, live_run, simulate_run
     from oled.paths import traces_dir
     from oled.sim.calibration import Calibration
     from oled.sim.subject import Subject
@@ -139,7 +139,7 @@ def _run_model(
         learned,
         kind,
     )
-    difference = compare_decisions(done, composition, settings, learned)
+    simulated, difference = simulate_run(done, composition, settings, learned)
     summary = {**done.summary(), "decisions_identical": difference is None, "texts": done.texts}
     lines = [
         *(f"> {text}" for text in done.texts),
@@ -148,7 +148,8 @@ def _run_model(
         "decisions: the simulator's" if difference is None else f"decisions DIFFER: {difference}",
     ]
     if values["timeline"] is not None:
-        lines.append(str(done.write_timeline(Path(values["timeline"]), composition.name)))
+        file = done.write_timeline(Path(values["timeline"]), composition.name, simulated)
+        lines.append(str(file))
     return _written(out, summary, lines, difference)
 
 

@@ -22,6 +22,7 @@ from oled.live.foresight import Foresight
 from oled.live.gates import Gates
 from oled.live.given import difference
 from oled.live.hooks import Offloaded
+from oled.live.kernels import Ints
 from oled.live.planlog import LinkLog, PlanLog
 from oled.live.steplog import StepLog, empty_steps
 from oled.live.store import Preflight
@@ -35,10 +36,11 @@ from oled.record.modules import geometry_of, moe_layers
 from oled.record.prompts import Prompt, tokenize
 from oled.sim import metrics
 from oled.sim.calibration import Calibration
-from oled.sim.prepare import assemble, replay_steps
+from oled.sim.lanes import LOG_DENSE
+from oled.sim.prepare import Replay, assemble, replay_steps
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget, parse_slots
-from oled.sim.timeline import write_events
+from oled.sim.timeline import Timeline, write_events
 from oled.trace.schema import Geometry, Phase
 from oled.trace.steps import Steps
 
@@ -106,9 +108,11 @@ class LiveRun:
             f"{found['cpu_executions']} on the CPU",
         ]
 
-    def write_timeline(self, file: Path, name: str) -> Path:
-        """What the lanes did, in a file that Perfetto opens."""
-        return write_events(file, live_timeline(self.entries, self.layers, name).events())
+    def write_timeline(self, file: Path, name: str, simulated: Replay) -> Path:
+        """Both sides in one file that Perfetto opens."""
+        there = Timeline.of(simulated.lanes, self.layers, name)
+        here = live_timeline(self.entries, self.layers, name)
+        return write_events(file, [*there.events(1), *here.events(2)])
 
 
 def live_run(
@@ -245,20 +249,36 @@ def _costs(
     )
 
 
-def compare_decisions(
+def simulate_run(
     run: LiveRun,
     composition: Composition,
     settings: Settings,
     calibration: Calibration | None = None,
-) -> str | None:
-    """Where the simulator, given the routing that the run made, decides something else."""
-    steps, forwards = run.steps, run.steps.num_forwards
-    costs = replace(
-        run.costs, head_ns=np.zeros(forwards, np.int64), dense_ns=np.zeros(forwards, np.int64)
-    )
-    asked = replace(settings, plans=True)
+) -> tuple[Replay, str | None]:
+    """The simulation of the routing that the run made, between dense parts as long as the run's,
+    and where its decisions part from the run's.
+    """
+    steps = run.steps
+    dense_ns, head_ns = _outside_experts(run.entries, steps)
+    costs = replace(run.costs, head_ns=head_ns, dense_ns=dense_ns)
+    asked = replace(settings, plans=True, timeline=(0, steps.num_forwards))
     known = (steps, costs, composition, run.budget, asked, calibration)
-    tally = replay_steps(*known).tally
-    simulated = PlanLog(tally.plans, tally.orders)
-    side = run.foresight.side
-    return difference(run.plans, run.link, steps, simulated, assemble(*known), side)
+    replay = replay_steps(*known)
+    simulated = PlanLog(replay.tally.plans, replay.tally.orders)
+    ready = assemble(*known)
+    parted = difference(run.plans, run.link, steps, simulated, ready, run.foresight.side)
+    return replay, parted
+
+
+def _outside_experts(entries: Ints, steps: Steps) -> tuple[Ints, Ints]:
+    """Of each forward, the time before each layer's experts (the median of all but the first
+    layer), and what passes before the next one beyond that; i64[F] each, from a live timeline.
+    """
+    dense = entries[entries[:, 0] == LOG_DENSE]
+    lasted = dense[:, 2] - dense[:, 1]
+    forwards = range(steps.num_forwards)
+    later = [lasted[(dense[:, 3] == f) & (dense[:, 4] > 0)] for f in forwards]
+    first = np.array([lasted[(dense[:, 3] == f) & (dense[:, 4] == 0)].sum() for f in forwards])
+    each = np.array([np.median(own) if own.size else 0 for own in later]).astype(np.int64)
+    after = np.append(np.maximum(first - each, 0)[1:], 0)
+    return each, after.astype(np.int64)

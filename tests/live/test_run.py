@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from oled.errors import UserError
 from oled.hardware import load_profile, load_runtime
 from oled.live.experts import numbers_of, take_experts
-from oled.live.run import LiveRun, Machine, compare_decisions, live_run
+from oled.live.run import LiveRun, Machine, live_run, simulate_run
 from oled.live.store import Preflight, free_host_memory
 from oled.policies.composition import load_composition
 from oled.record import Autoregressive, BlockDiffusion, LoadedModel, load_model, plain_prompt
@@ -22,6 +22,7 @@ from oled.record.modules import moe_layers
 from oled.sim.calibration import Calibration
 from oled.sim.settings import Settings
 from oled.sim.subject import Subject
+from oled.sim.timeline import LANES
 from tests.live.build import RESIDENT
 from tests.record.conftest import CONFIGS, build, tokenizer  # noqa: F401  (a fixture)
 
@@ -45,6 +46,12 @@ def one_thread():
 @pytest.fixture(scope="module")
 def tiny() -> LoadedModel:
     return load_model("tiny")
+
+
+def difference(run: LiveRun, policy, slots, learned=None, **fields) -> str | None:
+    """Where the decisions part from the simulator's."""
+    settings = Settings(slots=slots, **fields)
+    return simulate_run(run, load_composition(policy), settings, learned)[1]
 
 
 def decode(
@@ -89,8 +96,7 @@ def test_tokens_and_logits_are_those_of_the_resident_model(
     written = [done.shares[0].written for done in run.passes]
     assert written == [done.shares[0].written for done in resident.passes][: len(written)]
     assert logits == resident_logits[: len(logits)]
-    settings = Settings(slots=slots, staging=staging)
-    assert compare_decisions(run, load_composition(policy), settings) is None
+    assert difference(run, policy, slots, staging=staging) is None
     assert run.rates["accesses"] == run.steps.expert.size
 
 
@@ -115,7 +121,7 @@ def test_a_calibration_trace_serves_policies_that_learn(tiny, reference):
     learned = Calibration.from_steps(Subject.of("calibration").steps)
     run, logits = decode(tiny, "fiddler", 20, prompts=PROMPTS[:1], calibration=learned)
     assert logits == reference[1][: len(logits)]
-    assert compare_decisions(run, load_composition("fiddler"), Settings(slots=20), learned) is None
+    assert difference(run, "fiddler", 20, learned) is None
     with pytest.raises(UserError, match="'fiddler' needs a calibration trace"):
         decode(tiny, "fiddler", 20)
     with pytest.raises(UserError, match="'belady' needs the routing to come"):
@@ -128,8 +134,7 @@ def test_policies_that_listen_or_copy_ahead_decode_the_same(tiny, reference, pol
     learned = Calibration.from_steps(Subject.of("calibration").steps)
     run, logits = decode(tiny, policy, 20, prompts=PROMPTS[:2], calibration=learned)
     assert logits == reference[1][: len(logits)]
-    settings = Settings(slots=20)
-    assert compare_decisions(run, load_composition(policy), settings, learned) is None
+    assert difference(run, policy, 20, learned) is None
     needs = load_composition(policy).needs
     assert (run.steps.scores is not None) == ("scores" in needs)
     assert (run.steps.horizons == 3) == ("predictions" in needs)
@@ -150,6 +155,32 @@ def test_what_the_gates_say_live_is_what_a_recording_has(tiny, tmp_path):
     np.testing.assert_allclose(told.scores, run.steps.scores, atol=1e-5)
     np.testing.assert_array_equal(told.pred_offsets, run.steps.pred_offsets)
     np.testing.assert_allclose(told.pred_score, run.steps.pred_score, atol=1e-4)
+
+
+def test_both_sides_are_in_one_timeline(tiny, tmp_path):
+    """The same lane names, dense parts as long, arrows from copies ahead to their use."""
+    import gzip
+    import json
+
+    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    run, _ = decode(tiny, "promoe", 20, prompts=PROMPTS[:1], calibration=learned)
+    settings = Settings(slots=20)
+    replay, _ = simulate_run(run, load_composition("promoe"), settings, learned)
+    file = run.write_timeline(tmp_path / "both.json.gz", "promoe", replay)
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    sides = {1: "simulated: promoe", 2: "live: promoe"}
+    for process, title in sides.items():
+        mine = [event for event in events if event["pid"] == process]
+        names = {e["args"]["name"] for e in mine if e.get("name") == "thread_name"}
+        assert names == set(LANES)
+        assert title in {e["args"]["name"] for e in mine if e.get("name") == "process_name"}
+        words = {event["cat"] for event in mine if event["ph"] == "X"}
+        assert {"dense", "hits", "landed", "copy", "prefetch"} <= words
+        assert {"s", "f"} <= {event["ph"] for event in mine}
+        assert {"resident experts L1", "link queue"} <= {e["name"] for e in mine if e["ph"] == "C"}
+    dense = [[e["dur"] for e in events if e["pid"] == p and e.get("cat") == "dense"] for p in sides]
+    assert len(dense[0]) == len(dense[1]) == run.steps.num_steps
+    assert sum(dense[0]) == pytest.approx(sum(dense[1]), rel=0.8)
 
 
 def test_paced_decoding_is_the_same(tiny, reference):
@@ -175,7 +206,7 @@ def test_every_family_with_fused_experts_runs(family, tokenizer):  # noqa: F811
     for policy, slots in (("lru", 0), ("naive_lru", 2), ("oled_exact", 3)):
         run, logits = decode(model, policy, slots, how, prompts)
         assert logits == everything
-        assert compare_decisions(run, load_composition(policy), Settings(slots=slots)) is None
+        assert difference(run, policy, slots) is None
     with torch.inference_mode():  # the model still has its experts: views of the store
         torch.testing.assert_close(model.model(ids).logits, plain, atol=1e-4, rtol=1e-4)
 
