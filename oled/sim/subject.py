@@ -43,9 +43,9 @@ class Subject:
     """The same trace with so many requests in lockstep, once it was asked for."""
     rules: dict[Reroute, Subject] = dataclasses.field(default_factory=dict)
     """The same trace with its routes changed, once it was asked for."""
-
     predictors: dict[str, Subject] = dataclasses.field(default_factory=dict)
     """The same trace with the predictions of another predictor, once it was asked for."""
+
     @classmethod
     def of(cls, trace: Subject | Trace | str | Path, *, allow_partial: bool = False) -> Subject:
         """From a loaded trace, the folder of one, or the name of a bundled one."""
@@ -99,14 +99,11 @@ class Subject:
                 memo={},
                 batches={},
                 rules={},
+                predictors={},
                 decisions=None if self.decisions is None else Decisions(),
             )
         return self.rules[rule]
-                predictors={},
 
-    def replay(
-        self,
-        costs: CostTables,
     def predicting(self, predictor: str) -> Subject:
         """The same trace with what `predictor` said in it; TraceError if it was not recorded."""
         if predictor not in self.predictors:
@@ -125,6 +122,9 @@ class Subject:
             )
         return self.predictors[predictor]
 
+    def replay(
+        self,
+        costs: CostTables,
         composition: Composition,
         budget: Budget,
         settings: Settings,
@@ -151,10 +151,10 @@ def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:
         lacks.add("scores")
     if steps.pred_offsets is None:
         lacks.add("predictions")
+    if steps.horizons < steps.num_layers:
+        lacks.add("coming")
     if (steps.block < 0).all():
         lacks |= {"blocks", "stages"}
     if (steps.step < 0).all():
-    if steps.horizons < steps.num_layers:
-        lacks.add("coming")
         lacks.add("blocks")
     return frozenset(lacks)
