@@ -29,7 +29,7 @@ class Dense:
         numbers: Tensor = torch.randn(*shape, **self._on) * max(1, shape[-1]) ** -0.5
         return numbers
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def layer(self, model: ModelGeometry, tokens: int, context: int) -> Spread:
         """Norms, attention of `tokens` over `context` cached tokens and themselves, router and its
         top-k, shared experts.
@@ -65,7 +65,7 @@ class Dense:
 
         return self._timed(layer)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def head(self, model: ModelGeometry, tokens: int) -> Spread:
         """Logits; on a CPU of a part of the vocabulary, and scaled."""
         columns = model.vocab_size
@@ -78,7 +78,7 @@ class Dense:
         found = self._timed(lambda _: F.linear(x, weights))
         return found.scaled(model.vocab_size / columns)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def elementwise(self) -> Spread:
         """One of a row of small kernels."""
         x, kernels = self._random(16, 128), 16

@@ -95,12 +95,14 @@ def size_of_the_rest(model: nn.Module, layers: Sequence[MoeLayer]) -> int:
 
 
 def move_the_rest(model: nn.Module, layers: Sequence[MoeLayer], device: str) -> None:
-    """Everything but the experts goes to a device; nothing happens if it is there."""
-    for owner, name, tensor in _rest(model, layers):
-        if isinstance(tensor, nn.Parameter):
-            tensor.data = tensor.data.to(device)
-        else:
-            owner[name] = tensor.to(device)
+    """Everything but the experts goes to a device; what is shared stays shared."""
+    moved: dict[int, Tensor] = {}
+    for owner, name, tensor in list(_rest(model, layers)):
+        if id(tensor) not in moved:
+            there = tensor.detach().to(device)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            moved[id(tensor)] = nn.Parameter(there, requires_grad=False) if is_parameter else there
+        owner[name] = moved[id(tensor)]
 
 
 def _rest(

@@ -134,7 +134,7 @@ class LazyStream:
         self._queue.popleft()
         if not isinstance(item, LazyEvent):
             self._device.jobs += 1
-            with torch.no_grad():
+            with torch.inference_mode():
                 item()
         return True
 

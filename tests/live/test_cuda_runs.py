@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from oled.errors import UserError
 from oled.hardware import load_profile, load_runtime
+from oled.live.backends import products
 from oled.live.backends.cpu_worker import CpuWay
 from oled.live.backends.cuda import cuda_kind
+from oled.live.experts import move_the_rest, numbers_of, size_of_the_rest, take_experts
+from oled.live.kernels import compute
+from oled.live.run import Machine, live_run
 from oled.live.run_trace import run_trace
 from oled.models.catalogue import model_geometry
 from oled.paths import trace_path
 from oled.policies.composition import load_composition
+from oled.record import BlockDiffusion, load_model, plain_prompt
+from oled.record.modules import moe_layers
 from oled.sim.settings import Settings
 from oled.trace import load
 from oled.validate import report as in_words
 from oled.validate.devices import judge_device
 from oled.validate.pace import Pace
 from oled.validate.run import Plan, validate
+from tests.live.build import RESIDENT
 from tests.live.lazy_device import STREAMS, LazyDevice
+from tests.record.conftest import build
 
 NARROW = dataclasses.replace(
     model_geometry("llada2_mini"), name="narrow", hidden_size=64, moe_intermediate_size=32
@@ -147,3 +156,73 @@ def test_a_swapped_ranking_is_no_pass():
     ]
     (reason,) = judge_device(rows, gated=True)["reasons"]
     assert reason == "worst swap of the ranking is 5.0% (goal 3%)"
+
+
+@pytest.mark.parametrize(("dtype", "policy"), [("float32", "oled"), ("bfloat16", "lru")])
+def test_a_model_decodes_the_same_text_as_with_all_experts_resident(dtype, policy):
+    """On this device computation is never late: the model's own layers run beside it."""
+    texts = []
+    for chosen, slots in ((policy, 10), (RESIDENT, 128)):
+        done = live_run(
+            load_model("tiny", "cpu", dtype),
+            [plain_prompt("Question: Tom has 3 apples and buys 4 more. How many has he?\nAnswer:")],
+            BlockDiffusion(block_length=16, max_new_tokens=32, threshold=0.9),
+            load_composition(chosen),
+            Settings(slots=slots),
+            Machine(*machine()),
+            kind=kind(),
+        )
+        texts.append(done.texts)
+        assert done.preflight.pinned == done.preflight.store == 512 * 3 * 128 * 32 * BYTES[dtype]
+        assert done.preflight.beside > 0
+        assert (done.entries[:, 2] >= done.entries[:, 1]).all()
+    assert texts[0] == texts[1]
+    assert len(texts[0][0]) > 10
+
+
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def test_what_is_not_an_expert_goes_to_the_device_and_experts_stay():
+    loaded = load_model("tiny", "cpu", "float32")
+    layers = moe_layers(loaded.model)
+    store = take_experts(layers)
+    rest = size_of_the_rest(loaded.model, layers)
+    move_the_rest(loaded.model, layers, "meta")
+    experts = {id(p) for entry in layers for p in entry.experts.parameters()}
+    for parameter in loaded.model.parameters():
+        assert (parameter.device.type == "meta") == (id(parameter) not in experts)
+    assert all(buffer.device.type == "meta" for buffer in loaded.model.buffers())
+    whole = sum(
+        p.nbytes for p in {id(p): p for p in load_model("tiny").model.parameters()}.values()
+    )
+    buffers = sum(b.nbytes for b in load_model("tiny").model.buffers())
+    assert rest == whole + buffers - store.block.nbytes
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "qwen3_moe", "deepseek_v3"])
+def test_half_precision_models_of_every_layout_are_read_right(family):
+    """`take_experts` proves the store's arithmetic against the module's own."""
+    model = build(family).to(torch.bfloat16)
+    store = take_experts(moe_layers(model))
+    assert store.numbers.name == "bfloat16"
+    with pytest.raises(UserError, match="is in bfloat16: this backend computes in float32"):
+        numbers_of(moe_layers(model), ("float32",))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "qwen3_moe"])
+def test_products_are_the_modules_own(family):
+    """Every layout of gate and up, biases and both gates: beside the compiled kernel."""
+    store = take_experts(moe_layers(build(family)))
+    form, experts = store.form, torch.from_numpy(store.rows(0))
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(5, form.hidden, generator=rng)
+    between, y = torch.empty(5, 2 * form.width), torch.empty(5, form.hidden)
+    with torch.no_grad():
+        products.compute([experts[1], experts[0]], [2, 3], x, between, y, form)
+    expected = np.zeros((5, form.hidden), np.float32)
+    compute(
+        store.rows(0), np.array([1, 0]), np.arange(2), np.array([0, 2, 5]), np.arange(5), 1,
+        x.numpy(), np.ones(5, np.float32), expected, np.zeros(form.width, np.float32), form,
+    )  # fmt: skip
+    assert np.abs(y.numpy() - expected).max() < 1e-5 * max(1, np.abs(expected).max())

@@ -50,7 +50,7 @@ class CpuWorker:
         """The calling thread is the worker's from now on."""
         torch.set_num_threads(self.way.threads)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def compute(
         self, rows: Sequence[Tensor], counts: Sequence[int], x: Tensor, out: Tensor
     ) -> None:

@@ -116,12 +116,12 @@ class CudaDevice:
     def captured(self, job: Callable[[], object]) -> Callable[[], object]:
         beside = _cuda.Stream(self._index)
         beside.wait_stream(_cuda.current_stream(self._index))
-        with _cuda.stream(beside), torch.no_grad():
+        with _cuda.stream(beside), torch.inference_mode():
             for _ in range(3):  # libraries choose their kernels outside the graph
                 job()
         _cuda.current_stream(self._index).wait_stream(beside)
         graph = _cuda.CUDAGraph()
-        with _cuda.graph(graph), torch.no_grad():
+        with _cuda.graph(graph), torch.inference_mode():
             job()
         replay: Callable[[], object] = graph.replay
         return replay
@@ -135,7 +135,7 @@ class CudaStream:
         self._stream = stream
 
     def put(self, job: Callable[[], object]) -> None:
-        with _cuda.stream(self._stream), torch.no_grad():
+        with _cuda.stream(self._stream), torch.inference_mode():  # as models decode in
             job()
 
     def wait(self, event: Any) -> None:
