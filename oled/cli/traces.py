@@ -157,7 +157,8 @@ def _lines(table: dict[str, Any]) -> Iterator[str]:
     yield f"{table['table']}: {table['summary']}"
     rows = [(c["name"], c["type"], c["meaning"]) for c in table["columns"]]
     yield from _aligned(rows)
-    yield f"  e.g.  {table['query']}"
+    yield f"  SQL     {table['query']}"
+    yield f"  pandas  {table['frame']}"
     if table["rows"]:
         names = tuple(table["rows"][0])
         yield ""

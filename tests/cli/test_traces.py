@@ -53,7 +53,8 @@ def test_slice_merge_and_view(oled, trace) -> None:
     assert shown[0]["rows"][0]["layer"] == 2
     lines = oled("view", "m", "--table", "long", torch=False).stdout.splitlines()
     assert lines[0].startswith("long: one row for each")
-    assert "SELECT layer, expert" in lines[-1]
+    assert "SELECT layer, expert" in lines[-2]
+    assert "long.groupby" in lines[-1]
 
 
 def test_a_partial_trace_needs_a_word(oled, trace) -> None:

@@ -32,7 +32,7 @@ from oled.trace.schema import (
     WeightKind,
 )
 
-LACKS = ("weights", "confidence", "token_ids", "decoding", "expert_bytes")
+LACKS = ("weights", "confidence", "token_ids", "decoding", "layers", "expert_bytes")
 WINDOW = 512
 EXPERT_BYTES = 6_000_000
 

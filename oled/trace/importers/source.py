@@ -23,6 +23,7 @@ LACKS = {
     "tokens": "which experts one token had together; only each expert's number of tokens is true",
     "token_ids": "the tokens themselves",
     "positions": "places in the text; tokens are counted from 0",
+    "layers": "absolute ids of layers; MoE layers are counted from 0",
     "expert_bytes": "the size of an expert; the authors' assumption stands",
     "decoding": "a text was run through the model instead of being generated",
     "applied_routing": "what the model used: top-k was taken anew from its scores",
