@@ -161,6 +161,8 @@ class Geometry:
 class Prediction:
     """What a predictor said at MoE layer `layer` about MoE layer `target` (absolute ids).
 
+    A target that does not lie ahead is meant in the next forward, `layer` itself included.
+
     Aggregated over the forward's active tokens: `scores` is the sum of the predicted weights.
     """
 
@@ -169,8 +171,6 @@ class Prediction:
     target: int
     expert_ids: NDArray[Any]  # [n], most wanted first
     scores: NDArray[Any]  # [n], descending
-
-    A target that does not lie ahead is meant in the next forward, `layer` itself included.
 
     def __post_init__(self) -> None:
         if self.expert_ids.ndim != 1 or self.expert_ids.shape != self.scores.shape:
