@@ -208,9 +208,9 @@ def test_figures_of_llada2_mini() -> None:
     assert found.active.mean.value == pytest.approx(47.5, abs=4)
     assert found.tokens_per_forward.value == pytest.approx(2.45, abs=0.3)
     kept = found.persistence.by_transition
-    assert kept["masked_to_masked"] == pytest.approx(0.94, abs=0.02)
-    assert kept["masked_to_decoded"] == pytest.approx(0.39, abs=0.04)
-    assert kept["decoded_to_decoded"] == pytest.approx(0.98, abs=0.02)
+    assert kept["masked_to_masked"] == pytest.approx(0.9, abs=0.02)
+    assert kept["masked_to_decoded"] == pytest.approx(0.44, abs=0.04)
+    assert kept["decoded_to_decoded"] == pytest.approx(0.99, abs=0.02)
 
 
 def test_the_benchmark_has_88_active_experts() -> None:

@@ -43,7 +43,7 @@ modes have is our reading: quality those of diffusers' example, speed those of S
 GROUPED = ("llada2_mini", "llada2_flash")
 """Shapes whose router takes sigmoids and first limits a token to half of its groups of experts; the
 others' takes the softmax of the chosen."""
-VERSION = 2
+VERSION = 3
 """Of the generator: a change of what a seed gives needs another number."""
 
 

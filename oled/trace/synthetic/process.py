@@ -32,24 +32,24 @@ class Process:
     """
 
     dimensions: int = 48  # a multiple of 4
-    popularity: float = 0.76
-    visible_first: float = 0.05  # visibility of a sure masked token in the first MoE layer
-    visible_last: float = 0.05  # and in the last
-    noise: float = 0.42
-    drift_masked: float = 0.17
+    popularity: float = 0.78
+    visible_first: float = 0.15  # visibility of a sure masked token in the first MoE layer
+    visible_last: float = 0.15  # and in the last
+    noise: float = 0.41
+    drift_masked: float = 0.3
     drift_power: float = 2.0
-    drift_decoded: float = 0.045
+    drift_decoded: float = 0.02
     layer_spread: float = 0.161  # log-normal spread of the layers' factors
-    request: float = 0.12
-    block: float = 0.27
+    request: float = 0.085
+    block: float = 0.25
     block_memory: float = 0.353  # AR(1) over blocks
-    position: float = 0.86
+    position: float = 0.88
     position_memory: float = 0.148  # AR(1) over positions
-    state: float = 0.022
-    confidence_base: float = 9.4
+    state: float = 0.035
+    confidence_base: float = 8.25
     confidence_ease: float = 2.0
     ease_memory: float = 0.5  # AR(1) over positions
-    confidence_left: float = 4.34  # times the root of masked positions to the left
+    confidence_left: float = 3.5  # times the root of masked positions to the left
     confidence_noise: float = 0.3
     confidence_decoded: float = 4.0
     groups: int = 8
@@ -60,16 +60,17 @@ class Process:
 
 
 LAYERED = Process(
-    popularity=0.92,
-    visible_first=0.07,
-    visible_last=0.07,
-    noise=0.52,
-    drift_masked=0.08,
-    drift_decoded=0.049,
+    popularity=0.945,
+    visible_first=0.3,
+    visible_last=0.3,
+    noise=0.5,
+    drift_masked=0.21,
+    drift_decoded=0.033,
     layer_spread=0.5,
-    request=0.15,
-    block=0.23,
+    request=0.14,
+    block=0.22,
     position=0.99,
+    state=0.03,
 )
 """Layers that differ strongly: where an allocation of slots to layers has something to gain."""
 
