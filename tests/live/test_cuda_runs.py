@@ -109,10 +109,11 @@ def test_validation_of_a_foreign_profile_judges_decisions_and_outputs_only():
 
 
 def test_validation_with_a_profile_of_the_device_judges_the_clock():
-    """Queues on a CPU are not a GPU: the clock must be off, and say so."""
+    """Queues on a CPU are not a GPU: the clock is far off, or the machine too busy to tell."""
     report = validated(kind(), device="lazy device")
-    assert report["verdict"] == "fail"
-    assert any("median of |TPOT error|" in reason for reason in report["reasons"])
+    assert report["verdict"] in ("fail", "busy")
+    told = any("median of |TPOT error|" in reason for reason in report["reasons"])
+    assert told == (report["verdict"] == "fail")
     assert not any("foreign" in label for label in report["labels"])
 
 
@@ -147,6 +148,13 @@ def test_the_goals_for_a_device(errors, verdict, reason):
     assert found["verdict"] == verdict
     assert found["reasons"] == ([] if reason is None else [reason])
     assert judge_device(rows, gated=False)["verdict"] == "pass"
+
+
+def test_a_busy_host_gives_no_verdict_on_the_clock():
+    rows = [ROW | {"tpot_error": 0.5}, ROW | {"undisturbed_share": 0.5}]
+    assert judge_device(rows, gated=True)["verdict"] == "busy"
+    rows.append(ROW | {"outputs_identical": False})
+    assert judge_device(rows, gated=True)["verdict"] == "fail"
 
 
 def test_a_swapped_ranking_is_no_pass():
