@@ -44,7 +44,7 @@ class Executor:
         self.store = store
         self.decider = decider
         self.backend = backend
-        self.decide_ns = 0  # wall time of decisions, slot tables and job lists
+        self.decide_ns: list[int] = []  # by forward: wall time of decisions, slots and job lists
         self._pool = SlotPool(slots, *decider.ready.cache.resident.shape)
         self._ahead = CopiesAhead(decider, self._pool, store)
 
@@ -77,7 +77,7 @@ class Executor:
             self._ahead.forward = at.forward
             gone = self.decider.begin_forward(at)
             self._pool.give_back([self._pool.evict(layer, expert) for layer, expert in gone])
-        self.decide_ns += time.perf_counter_ns() - began
+        self.decide_ns.append(time.perf_counter_ns() - began)
 
     def run(self, step: Step, side: Side, ids: NDArray[np.int32], weight: Any, x: Any) -> Any:
         """Outputs [T, H] of one layer-step, as the backend has them.
@@ -93,7 +93,7 @@ class Executor:
             slots = self.decider.decide(step, side)
             work, more = self._work(step, ids, weight, x)
         backend.wake()
-        self.decide_ns += time.perf_counter_ns() - began
+        self.decide_ns[-1] += time.perf_counter_ns() - began
         if decides(step, ready.rules):
             backend.host(LOG_POLICY, ready.costs.policy_ns, step.forward, step.layer)
         with self._ahead.lock:

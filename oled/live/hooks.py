@@ -87,5 +87,5 @@ class Offloaded:
         applied = weights.detach().float().cpu().numpy()
         step = self.log.step(layer, routed, applied, self._gates.take())
         side = self.log.foresight.side(step.forward)
-        self.executor.decide_ns += time.perf_counter_ns() - began
+        self.executor.decide_ns[-1] += time.perf_counter_ns() - began
         return torch.as_tensor(self.executor.run(step, side, routed, weight, x)).to(hidden.dtype)

@@ -146,7 +146,7 @@ class LiveReplay:
     end_ns: NDArray[np.int64]  # [F]
     late_ns: NDArray[np.int64]  # [F] worst lateness of any lane against its own deadlines
     work_ns: NDArray[np.int64]  # [F, 4] nominal work given to GPU, H2D, D2H, CPU; experts only
-    decide_ns: int  # wall time of deciding, all forwards
+    decide_ns: NDArray[np.int64]  # [F] wall time of deciding
     entries: NDArray[np.int64]  # timeline, as in oled.sim.timeline.Timeline
 
 
@@ -212,7 +212,7 @@ def live_replay(
         end_ns=times[1],
         late_ns=times[2],
         work_ns=work_ns,
-        decide_ns=executor.decide_ns,
+        decide_ns=np.array(executor.decide_ns, np.int64),
         entries=np.array(backend.entries, np.int64).reshape(-1, 6),
     )
 

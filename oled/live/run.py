@@ -72,7 +72,7 @@ class LiveRun:
     budget: Budget
     costs: CostTables
     forward_ns: NDArray[np.int64]  # [F] wall
-    decide_ns: int  # wall, of all forwards
+    decide_ns: NDArray[np.int64]  # [F] wall, from a layer's ids on
     preflight: Preflight
     entries: NDArray[np.int64]  # timeline
     layers: tuple[int, ...]  # absolute ids
@@ -91,7 +91,7 @@ class LiveRun:
             "layer_steps": self.steps.num_steps,
             "tokens": int(self.steps.produced.sum()),
             "tpot_ns": self.tpot_ns,
-            "decide_ns_per_forward": self.decide_ns / forwards,
+            "decide_ns_per_forward": float(np.median(self.decide_ns)),
             "store_bytes": self.preflight.store,
             "device_bytes": self.preflight.device,
             **{name: self.rates[name] for name in _RATES},
@@ -196,7 +196,7 @@ def live_run(
         budget=budget,
         costs=costs,
         forward_ns=np.array(times, np.int64),
-        decide_ns=executor.decide_ns,
+        decide_ns=np.array(executor.decide_ns, np.int64),
         preflight=preflight,
         entries=np.array(backend.entries, np.int64).reshape(-1, 6),
         layers=geometry.moe_layers,

@@ -55,7 +55,7 @@ class TraceRun:
             "simulated_tpot_ns": tpot_ns(tally.end_ns - tally.begin_ns, self.steps, self.rows),
             "paced": self.paced,
             "worst_lateness_ns": int(self.live.late_ns.max()),
-            "decide_ns_per_forward": self.live.decide_ns / self.steps.num_forwards,
+            "decide_ns_per_forward": float(np.median(self.live.decide_ns)),
             "decisions_identical": self.difference is None,
             "hit_rate": counts["hit_rate"],
             "transfers": counts["transfers"],

@@ -60,7 +60,7 @@ class Pair:
     first_difference: str | None  # in the decisions of any repeat
     decided_alike: float  # share of layer-steps that the free-running simulator decides alike
     outputs_identical: bool
-    decide_ns: float  # real time of deciding, per forward
+    decide_ns: float  # real time of deciding, of a forward in the median
     outputs_error: float = 0.0  # largest difference, as a share of a layer-step's largest output
 
     @property

@@ -295,7 +295,7 @@ def _pair(
         decided_alike=float(np.median([equal_share(run.plans, simulated, steps) for run in runs])),
         outputs_identical=outputs_identical,
         outputs_error=outputs_error,
-        decide_ns=float(np.median([run.decide_ns for run in runs])) / steps.num_forwards,
+        decide_ns=float(np.median([run.decide_ns for run in runs])),
     )
 
 
