@@ -11,8 +11,6 @@ from typing import Literal
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from . import style
 
@@ -40,7 +38,7 @@ def draw(table: pd.DataFrame) -> Figure:
             for name in TIMES:
                 _reference(upper, rows, name, "tpot_ns", 1e-6)
             _reference(lower, rows, "ref_belady_uniform", "hit_rate", 1.0)
-            upper.set_title(title)
+            upper.set_title(title, fontsize=8 if len(places) <= 4 else 7)
             lower.set_ylim(0, 1)
         panels[0, 0].set_ylabel("TPOT (ms)")
         panels[1, 0].set_ylabel("hit rate")
@@ -83,13 +81,6 @@ def _reference(axes: Axes, rows: pd.DataFrame, name: str, metric: str, scale: fl
 
 
 def _legend(figure: Figure, policies: list[str], table: pd.DataFrame, columns: int) -> None:
-    shapes = [style.look(policy) for policy in policies]
-    patches = [
-        Patch(facecolor=s.color, hatch=s.hatch, edgecolor="black", label=s.label) for s in shapes
-    ]
-    lines = [
-        Line2D([], [], color=line.color, ls=line.dashes, lw=line.width, label=line.label)
-        for name, line in style.REFERENCES.items()
-        if f"{name}_tpot_ns" in table
-    ]
-    figure.legend(handles=[*patches, *lines], loc="outside lower center", ncols=columns)
+    shown = [name for name in style.REFERENCES if f"{name}_tpot_ns" in table]
+    handles = [*style.patches(policies), *style.references(shown)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)

@@ -8,11 +8,8 @@ least to the greatest over workloads and the ends of the machine's profile.
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from . import style
 
@@ -39,15 +36,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 _bars(axes, rows[rows["slots"] == size], policies)
                 axes.set_title(f"{shape}, {size} slots a layer")
             line[0].set_ylabel("TPOT over OLED's")
-        looks = [style.look(policy) for policy in policies]
-        handles: list[Artist] = [
-            Patch(facecolor=look.color, hatch=look.hatch, edgecolor="black", label=look.label)
-            for look in looks
-        ]
-        line = style.REFERENCES["ideal"]
-        handles.append(
-            Line2D([], [], color=line.color, ls=line.dashes, lw=line.width, label=line.label)
-        )
+        handles = [*style.patches(policies), *style.references(["ideal"])]
         figure.legend(handles=handles, loc="outside lower center", ncols=6, title=SPREAD)
     return figure
 

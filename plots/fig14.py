@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from . import style
 
@@ -43,10 +42,6 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.set_xticks(range(len(workloads)), workloads)
             axes.set_title(shape)
         panels[0].set_ylabel("TTFT (ms)")
-        looks = [style.look(policy) for policy in policies]
-        handles = [
-            Patch(facecolor=look.color, hatch=look.hatch, edgecolor="black", label=look.label)
-            for look in looks
-        ]
+        handles = style.patches(policies)
         figure.legend(handles=handles, loc="outside lower center", ncols=6)
     return figure

@@ -36,8 +36,9 @@ def draw(table: pd.DataFrame) -> Figure:
             left.set_title(f"layers {process}: ablation, 40 slots")
             middle.set_title("hit rate by capacity")
             right.set_title("TPOT saved on uniform slots")
-        shown = list(dict.fromkeys([*ABLATION, *RETENTIONS, *ALLOCATIONS]))
-        style.legend(figure, shown, (), 6)
+        bars = style.patches(ABLATION)
+        figure.legend(handles=bars, loc="outside upper center", ncols=5)
+        style.legend(figure, dict.fromkeys([*RETENTIONS, *ALLOCATIONS]), (), 4)
     return figure
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from . import style
 
 NEEDS = ("policy", "slots", "trace.block_length", "batch_size", "tpot_ns", "ideal_tpot_ns")
+DRAWN = ("ideal", "bound_relaxed")
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
@@ -70,7 +71,7 @@ def draw(table: pd.DataFrame) -> Figure:
         sizes = list(dict.fromkeys(made_up["slots"]))
         words = ", ".join(f"{size} {dash}" for size, dash in zip(sizes, DASHES, strict=False))
         panels[0, 0].set_title(f"slots a layer: {words}", loc="left", fontsize=6)
-        style.legend(figure, policies, ("ideal",), 3)
+        style.legend(figure, policies, DRAWN, 2)
     return figure
 
 
@@ -82,5 +83,6 @@ def _times(axes: Axes, rows: pd.DataFrame, key: str, policies: list[str]) -> Non
             heights = (own["tpot_ns"] / 1e6).to_list()
             style.line(axes, policy, own[key].to_list(), heights, dashes)
     one = rows[(rows["policy"] == policies[0])].drop_duplicates(key)
-    style.reference(axes, "ideal", one[key].to_list(), (one["ideal_tpot_ns"] / 1e6).to_list())
+    for name in DRAWN:
+        style.reference(axes, name, one[key].to_list(), (one[f"{name}_tpot_ns"] / 1e6).to_list())
     style.logarithmic(axes)

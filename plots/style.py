@@ -11,13 +11,15 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.colors
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 COLUMN_IN, PAGE_IN = 3.35, 7.0
-RECORDED = "bundled model (recorded)"
+RECORDED = "bundled model"
 PALE = 2.6  # sum of red, green and blue above which a line would not be seen
 
 
@@ -93,7 +95,7 @@ POLICIES = {
     "oled": Look("OLED", "#a63603", "", "D"),
     "oled_exact": Look("OLED, exact (ours)", "#7f2704", "xxxx", "v"),
     "oled_fill": Look("OLED, fill (ours)", "#7f2704", "....", "X"),
-    "oled_marginal": Look("OLED, marginal (ours)", "#d94801", "++++", "<"),
+    "oled_marginal": Look("OLED, marginal (ours)", "#fd8d3c", "++++", "<"),
     "belady": Look("Belady, demand", "#8a8a8a", "++++", "v"),
     "oracle": Look("Belady, bypass", "#252525", "", "d"),
     "oracle_pooled": Look("Belady, pooled", "#252525", "....", "d"),
@@ -148,6 +150,24 @@ def bars(axes: Axes, policies: list[str], heights: list[float]) -> None:
     axes.set_xlim(-0.7, len(policies) - 0.3)
 
 
+def patches(policies: Iterable[str]) -> list[Artist]:
+    """Entries of a legend for bars."""
+    looks = [look(policy) for policy in policies]
+    return [
+        Patch(facecolor=one.color, hatch=one.hatch, edgecolor="black", label=one.label)
+        for one in looks
+    ]
+
+
+def references(names: Iterable[str]) -> list[Artist]:
+    """Entries of a legend for references."""
+    shapes = [REFERENCES[name] for name in names]
+    return [
+        Line2D([], [], color=one.color, ls=one.dashes, lw=one.width, label=one.label)
+        for one in shapes
+    ]
+
+
 def line(
     axes: Axes,
     policy: str,
@@ -185,20 +205,14 @@ def reference(axes: Axes, name: str, places: Sequence[float], heights: Sequence[
     axes.plot(places, heights, color=shape.color, ls=shape.dashes, lw=shape.width, zorder=1)
 
 
-def legend(
-    figure: Figure, policies: Iterable[str], references: Iterable[str], columns: int
-) -> None:
+def legend(figure: Figure, policies: Iterable[str], beside: Iterable[str], columns: int) -> None:
     """Below the panels: the policies' lines, then the references."""
-    handles = []
+    handles: list[Artist] = []
     for policy in policies:
         axes = Figure().subplots()
         line(axes, policy, [], [])
         handles += axes.get_lines()
-    for name in references:
-        shape = REFERENCES[name]
-        handles.append(
-            Line2D([], [], color=shape.color, ls=shape.dashes, lw=shape.width, label=shape.label)
-        )
+    handles += references(beside)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
