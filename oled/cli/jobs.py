@@ -70,7 +70,7 @@ def _error_of(job: Job, config: DictConfig, out: Path) -> str | None:
 
 def simulate(values: Values, out: Path, in_sweep: bool) -> str:
     """One simulation: OUT/metrics.json, and a timeline where one is asked for."""
-    source = _source(values["trace"])
+    source = source_of(values["trace"])
     if values["topology"] is not None:
         from oled.cli import parallel_jobs
 
@@ -151,7 +151,7 @@ def _cues(values: Values, source: str | Synthetic) -> Cues | None:
     return learn_cues(_trace(other, False))
 
 
-def _source(trace: Values) -> str | Synthetic:
+def source_of(trace: Values) -> str | Synthetic:
     """A bundled name, a folder, or the description of a synthetic trace."""
     from oled.trace.synthetic import Synthetic
 

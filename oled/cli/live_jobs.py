@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oled import results
-from oled.cli.jobs import Values, checkpoint, decoding
+from oled.cli.jobs import Values, checkpoint, decoding, source_of
 from oled.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
     """OUT/report.json, OUT/validate.png; a verdict of fail is an error."""
     from oled.hardware import load_profile, load_runtime
     from oled.live.backends.kinds import backend_kind
-    from oled.paths import trace_path
     from oled.trace import load
     from oled.validate import report
     from oled.validate.pace import Pace
@@ -77,7 +76,7 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
     )
     with kind.failures():
         found = validate(
-            load(trace_path(values["trace"]["path"])),
+            load(_folder_of(values["trace"])),
             plan,
             load_profile(values["hardware"]),
             load_runtime(values["runtime"]),
@@ -160,7 +159,7 @@ def _run_trace(
     from oled.live.run_trace import run_trace
 
     done = run_trace(
-        values["trace"]["path"],
+        _folder_of(values["trace"]),
         composition,
         settings,
         load_profile(values["hardware"]),
@@ -175,6 +174,14 @@ def _run_trace(
     if values["timeline"] is not None:
         lines.append(str(done.write_timeline(Path(values["timeline"]), composition.name)))
     return _written(out, done.summary(), lines, done.difference)
+
+
+def _folder_of(trace: Values) -> Path:
+    """Of a recorded trace; a made-up one is made first."""
+    from oled.paths import trace_path
+
+    source = source_of(trace)
+    return trace_path(source) if isinstance(source, str) else source.folder()
 
 
 def _in_numbers_of(kind: Kind, model: Values) -> Values:

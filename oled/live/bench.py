@@ -15,7 +15,7 @@ from oled.live.kernels import ExpertForm
 from oled.live.store import Numbers
 from oled.models.catalogue import ModelGeometry
 
-MOST_TOKENS = 64
+MOST_TOKENS = 256
 _BUDGET_NS = 300_000_000  # for one measurement
 
 

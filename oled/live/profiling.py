@@ -29,7 +29,7 @@ from oled.models.catalogue import ModelGeometry, model_geometry
 
 log = logging.getLogger("oled")
 
-_TOKENS = (1, 2, 4, 8, 16, 32, MOST_TOKENS)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, MOST_TOKENS)
 _ACTIVE = (1, 2, 4, 8, 16, 32, 64, 128)
 _SIZES = tuple(2**power for power in range(12, 27, 2))  # 4 KiB to 64 MiB
 _CONTEXTS = (0, 512, 768, 1024, 4096)
