@@ -30,12 +30,15 @@ TRANSITIONS = {
 }
 
 
-def draw(found: Mapping[str, Any]) -> Figure:
-    """Four panels; one for which the trace has no data says so."""
+def draw(found: Mapping[str, Any], control: float | None = None) -> Figure:
+    """Four panels; one for which the trace has no data says so.
+
+    `control` is the overlap of newer sets with forwards that have nothing to do with them.
+    """
     with style.styled():
         figure = Figure(figsize=(style.PAGE_IN, 4.8))
         (overlap, persistence), (active, popularity) = figure.subplots(2, 2)
-        _draw_overlap(overlap, found)
+        _draw_overlap(overlap, found, control)
         _draw_persistence(persistence, found["persistence"])
         _draw_active(active, found)
         _draw_popularity(popularity, found)
@@ -47,7 +50,7 @@ def _absent(axes: Axes, what: str) -> None:
     axes.set_axis_off()
 
 
-def _draw_overlap(axes: Axes, found: Mapping[str, Any]) -> None:
+def _draw_overlap(axes: Axes, found: Mapping[str, Any], control: float | None) -> None:
     """Overlap by gap inside a block, and across the boundary of blocks at the right."""
     gaps = {int(gap): pair for gap, pair in found["overlap"].items() if pair}
     if not gaps:
@@ -61,12 +64,14 @@ def _draw_overlap(axes: Axes, found: Mapping[str, Any]) -> None:
         if boundary:
             _draw_side(axes, [across], [boundary], side, color, dashes, marker)
     axes.plot([], [], color="0.4", ls="dotted", marker="_", label="by chance")
+    if control is not None:
+        axes.axhline(control, color="0.4", ls="dashdot", lw=0.9, label="other requests")
     axes.set_xticks([*gaps, *([across] if boundary else [])])
     axes.set_xticklabels([*map(str, gaps), *(["next\nblock"] if boundary else [])])
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(f"gap in forwards within one {_chain(found)}")
     axes.set_ylabel("overlap of active sets\n(95 % over requests)")
-    _legend(axes, 3)
+    _legend(axes, 3 if control is None else 2)
 
 
 def _legend(axes: Axes, columns: int) -> None:

@@ -114,6 +114,12 @@ def test_locality_gives_the_same_bytes(seen, tmp_path):
     assert pngs[0].read_bytes() == pngs[1].read_bytes()
 
 
+def test_locality_draws_a_control_where_there_is_one(seen):
+    for control, labels in ((None, 3), (0.5, 4)):
+        overlap = locality.draw(seen, control).axes[0]
+        assert len(overlap.get_legend().get_texts()) == labels
+
+
 def test_locality_of_a_trace_without_order_or_tokens(seen):
     bare = seen | {"overlap": {}, "boundary": None, "persistence": None, "active": None}
     texts = [text.get_text() for axes in locality.draw(bare).axes for text in axes.texts]
