@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from oled.errors import UserError
-from oled.models.catalogue import BF16, ModelGeometry
+from oled.models.geometry import BF16, ModelGeometry
 from oled.sim.calibration import Calibration
 from oled.sim.subject import Subject
 

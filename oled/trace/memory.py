@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from oled.trace.errors import TraceError
 from oled.trace.files import Columns, to_numpy
 from oled.trace.manifest import Manifest, Status
-from oled.trace.reader import assemble, prediction_table
+from oled.trace.reader import assemble, offsets_of, prediction_table
 from oled.trace.rows import record_tables
 from oled.trace.schema import ForwardRecord
 from oled.trace.tables import (
@@ -59,12 +59,11 @@ def select_requests(trace: Trace, requests: Sequence[int]) -> Trace:
     kept = np.isin(trace.forwards.request, np.array(list(requests), dtype=np.uint32))
     number = (np.cumsum(kept) - 1).astype(np.uint32)
     forwards = _take(trace.forwards, kept, but=("token_offsets",))
-    offsets = np.concatenate([[0], np.cumsum(forwards["tokens"], dtype=np.int64)])
     digest = hashlib.sha256(f"{trace.hash} {sorted(set(requests))}".encode())
     return replace(
         trace,
         hash=digest.hexdigest(),
-        forwards=ForwardTable(**forwards, token_offsets=offsets),
+        forwards=ForwardTable(**forwards, token_offsets=offsets_of(forwards["tokens"])),
         tokens=TokenTable(**_take(trace.tokens, np.repeat(kept, trace.forwards.tokens))),
         routing=RoutingTable(**_renumbered(trace.routing, kept, number)),
         predictions=trace.predictions and _predictions(trace.predictions, kept, number),
@@ -82,7 +81,7 @@ def _predictions(
     columns["forward"] = number[columns["forward"]]
     return PredictionTable(
         **columns,
-        offsets=np.concatenate([[0], np.cumsum(lengths[rows])]),
+        offsets=offsets_of(lengths[rows]),
         expert=table.expert[entries],
         score=table.score[entries],
         names=table.names,

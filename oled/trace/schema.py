@@ -122,22 +122,19 @@ class Geometry:
         """Layers without routed experts."""
         return self.num_layers - len(self.moe_layers)
 
-    @property
-    def all_expert_bytes(self) -> int:
-        """Bytes of all routed experts of all layers."""
-        pairs = zip(self.experts_per_layer, self.expert_bytes, strict=True)
-        return sum(experts * size for experts, size in pairs)
-
     def dense_index(self) -> dict[int, int]:
         """From an absolute layer id to its place 0..L-1 among the MoE layers."""
         return {layer: index for index, layer in enumerate(self.moe_layers)}
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `Geometry.from_json` reads them back."""
-        return {
+        fields = {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in asdict(self).items()
         }
+        if self.expert_parts == 1:
+            del fields["expert_parts"]  # as before there were any: the hash of a trace stays
+        return fields
 
     @classmethod
     def from_json(cls, data: Any, where: str = "geometry") -> Self:

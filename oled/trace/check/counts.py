@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from oled.trace.check.report import Collector, Finding, RowGroup
 from oled.trace.manifest import Kept, Manifest
+from oled.trace.reader import offsets_of
 from oled.trace.tables import ROUTING
 
 Bools = NDArray[np.bool_]
@@ -147,5 +148,4 @@ class RowCounts:
 
 def count_between(flags: Bools, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many flags are set in each range offsets[i]:offsets[i+1]."""
-    total = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
-    return np.diff(total[offsets])
+    return np.diff(offsets_of(flags)[offsets])

@@ -18,7 +18,7 @@ from oled.trace.check.tables import check_forwards, check_tokens, locator
 from oled.trace.errors import TraceError
 from oled.trace.files import file_sha256, open_part, unlisted_files
 from oled.trace.manifest import Manifest, Status, read_manifest
-from oled.trace.reader import partial_message, read_columns, some
+from oled.trace.reader import offsets_of, partial_message, read_columns, some
 from oled.trace.schema import TokenState
 from oled.trace.tables import (
     FORWARDS,
@@ -92,7 +92,7 @@ def _check_tables(folder: Path, manifest: Manifest, found: Collector, report: Re
     forwards = read_columns(folder, manifest, FORWARDS)
     check_forwards(forwards, manifest, locator(parts[FORWARDS]), found)
     counts = forwards["tokens"].astype(np.int64)
-    offsets = np.concatenate([[0], np.cumsum(counts)])
+    offsets = offsets_of(counts)
     tokens = read_columns(folder, manifest, TOKENS)
     rows = len(tokens["token"])
     pad = tokens["state"] == TokenState.PAD

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oled.trace.check.counts import count_between
 from oled.trace.check.report import Collector, Locate
 from oled.trace.files import Columns
 from oled.trace.manifest import Manifest, Part
@@ -153,7 +154,7 @@ def _check_accepted(
     found: Collector,
 ) -> None:
     """The flags of a forward's tokens add up to its count; reported at its first token."""
-    sums = np.diff(np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])[offsets])
+    sums = count_between(flags == 1, offsets)
 
     def say(forward: int) -> tuple[str, None, str]:
         text = f"{sums[forward]} tokens flagged as accepted, the forward says {counts[forward]}"

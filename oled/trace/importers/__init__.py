@@ -17,6 +17,7 @@ from oled.trace.importers import (
     router_logits,
     sglang_dump,
     sglang_routed_experts,
+    sglang_tokens,
     vllm_routed_experts,
 )
 from oled.trace.importers.source import LACKS, Format, Source
@@ -28,7 +29,7 @@ IMPORTERS: dict[str, Format] = {
     "sglang_dump": Format(
         "SGLang's expert distribution recorder: per_token, per_pass, stat (.pt, or a folder)",
         sglang_dump.read,
-        sglang_dump.LACKS,
+        sglang_tokens.LACKS,
         sglang_dump.OPTIONS,
         sglang_dump.SUFFIXES,
     ),

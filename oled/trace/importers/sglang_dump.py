@@ -35,7 +35,6 @@ from oled.trace.options import Options
 
 NAME = "sglang_dump"
 SUFFIXES = (".pt",)
-LACKS = ("weights", "confidence", "requests")
 OPTIONS = {
     **FACTS,
     "dp_size": "ranks with tokens of their own; the others are copies (found by comparing)",
