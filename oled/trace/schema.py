@@ -74,6 +74,7 @@ class Geometry:
     hidden_size: int | None = None
     moe_intermediate_size: int | None = None
     zero_experts: int = 0  # ids E..E+M-1 that compute nothing and have no weights
+    expert_parts: int = 1  # so many MoE layers in a row are parts of one layer of the model
     name: str | None = None  # in the catalogue of geometries
 
     def __post_init__(self) -> None:
@@ -92,6 +93,10 @@ class Geometry:
                 raise TraceError(f"geometry: '{key}' holds {min(values)}; it must be positive")
         if max(self.expert_bytes) > MAX_EXPERT_BYTES:
             raise TraceError(f"geometry: an expert of {max(self.expert_bytes)} bytes is too large")
+        if self.expert_parts < 1 or count % self.expert_parts:
+            raise TraceError(
+                f"geometry: {count} MoE layers do not divide by 'expert_parts' {self.expert_parts}"
+            )
         if any(a >= b for a, b in zip(self.moe_layers, self.moe_layers[1:], strict=False)):
             raise TraceError(f"geometry: 'moe_layers' {list(self.moe_layers)} must ascend")
         if self.num_layers > MAX_LAYERS:
@@ -150,6 +155,7 @@ class Geometry:
             hidden_size=fields.optional("hidden_size", int),
             moe_intermediate_size=fields.optional("moe_intermediate_size", int),
             zero_experts=fields.get("zero_experts", int),
+            expert_parts=fields.optional("expert_parts", int) or 1,
             name=fields.optional("name", str),
         )
 
