@@ -47,7 +47,7 @@ class CostTables:
     copy_out_ns: Ints  # [C] one expert back to the host
     contention_ppm: int  # speed of CPU experts and of copies while both run, in millionths
     policy_ns: int  # deciding, per layer-step
-    opens: Ints  # [L] 1 where the dense part comes before: the first of its `stages`
+    opens: Ints  # [L] 1 where the dense part comes before: the first of its `expert_parts`
     layer_class: Ints  # [L] the C of each MoE layer
     expert_bytes: Ints  # [L]
     labels: tuple[str, ...]  # what must stand beside a result: rescaled, partial_cost, extrapolated
@@ -115,8 +115,8 @@ def build_costs(
             [formulas.copy(profile, e.stored_bytes, pinned, inward=False) for e in shapes.experts]
         ),
         contention_ppm=int(1e6 * formulas.contention(profile, tuned, pinned)),
-        policy_ns=runtime.policy_ns_per_layer // geometry.stages,
-        opens=_integer(np.arange(len(geometry.moe_layers)) % geometry.stages == 0),
+        policy_ns=runtime.policy_ns_per_layer // geometry.expert_parts,
+        opens=_integer(np.arange(len(geometry.moe_layers)) % geometry.expert_parts == 0),
         layer_class=np.array(shapes.layer_class, dtype=np.int64),
         expert_bytes=np.array(
             [shapes.experts[c].stored_bytes for c in shapes.layer_class], dtype=np.int64

@@ -50,7 +50,10 @@ def resolve(geometry: Geometry, override: ModelGeometry | None) -> Shapes:
             model=override,
             name=override.name,
             activation_bytes=2 * override.hidden_size,
-            labels=(f"rescaled: expert bytes, dense and head times of {override.name}",),
+            labels=(
+                f"rescaled: expert bytes, dense and head times of {override.name}",
+                *_part_labels(geometry),
+            ),
         )
     layers = list(zip(whole, share, strict=True))
     kinds = sorted(set(layers))
@@ -68,16 +71,22 @@ def resolve(geometry: Geometry, override: ModelGeometry | None) -> Shapes:
         model=model,
         name=geometry.name or "the trace's own geometry",
         activation_bytes=2 * (hidden or 0),
-        labels=tuple(labels),
+        labels=(*labels, *_part_labels(geometry)),
     )
+
+
+def _part_labels(geometry: Geometry) -> list[str]:
+    if geometry.expert_parts == 1:
+        return []
+    return ["parts of experts: each takes its share, by bytes, of the whole expert's times"]
 
 
 def _parts(geometry: Geometry) -> tuple[list[int], list[float]]:
     """Of each MoE layer: bytes of the whole expert, and the share of it that the layer holds."""
-    sizes, stages = geometry.expert_bytes, geometry.stages
+    sizes, parts = geometry.expert_bytes, geometry.expert_parts
     whole = [
-        sum(sizes[first : first + stages])
-        for first in range(0, len(sizes), stages)
-        for _ in range(stages)
+        sum(sizes[first : first + parts])
+        for first in range(0, len(sizes), parts)
+        for _ in range(parts)
     ]
     return whole, [size / total for size, total in zip(sizes, whole, strict=True)]

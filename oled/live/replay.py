@@ -196,7 +196,7 @@ def live_replay(
             executor.begin_forward(at)
             for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
                 step, weight, x = prepared[index]
-                backend.host(LOG_DENSE, int(work.dense_ns[forward]), forward, step.layer)
+                backend.host(LOG_DENSE, int(work.dense_ns[index]), forward, step.layer)
                 out = executor.run(step, ready.side, routing.ids[index], weight, x)
                 if keep_outputs:
                     outputs.append(out)

@@ -101,7 +101,7 @@ def clock(
         for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
             layer_begin = lanes.t[NOW]
             step = step_of(work, index, forward)
-            run_dense(lanes, work.dense_ns[forward], step, cache, costs, queue, rules)
+            run_dense(lanes, work.dense_ns[index], step, cache, costs, queue, rules)
             slots = recall(step, work.offsets[index], log, plan)
             if decides(step, rules):
                 run_policy(lanes, step, cache, costs, queue, rules)

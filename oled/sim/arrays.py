@@ -92,7 +92,7 @@ def workload(
         scores=steps.scores if steps.scores is not None else np.zeros((1, 0), np.float32),
         coming=coming_scores(steps) if foresees else np.zeros((1, 0), np.float32),
         head_ns=costs.head_ns,
-        dense_ns=costs.dense_ns,
+        dense_ns=costs.dense_of_steps(costs.dense_ns, steps),
     )
 
 

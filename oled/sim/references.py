@@ -29,8 +29,10 @@ class References:
 
 def references(steps: Steps, costs: CostTables) -> References:
     """The three times for each forward of `steps`."""
-    ideal = costs.head_ns + costs.dense_ns * np.diff(steps.step_offsets)
-    resident = costs.head_ns + costs.dense_kernel_ns * np.diff(steps.step_offsets)
+    ideal, resident = (
+        costs.head_ns + _by_forward(costs.dense_of_steps(times, steps), steps)
+        for times in (costs.dense_ns, costs.dense_kernel_ns)
+    )
     bound = ideal.copy()
     _add_layers(
         steps.step_offsets,
@@ -49,6 +51,13 @@ def references(steps: Steps, costs: CostTables) -> References:
         bound,
     )
     return References(ideal, resident, bound)
+
+
+def _by_forward(times: NDArray[np.int64], steps: Steps) -> NDArray[np.int64]:
+    """Times of the layer-steps [S] added up: [F]."""
+    total = np.zeros(steps.num_forwards, np.int64)
+    np.add.at(total, steps.forward, times)
+    return total
 
 
 @njit

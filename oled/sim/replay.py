@@ -82,7 +82,7 @@ class Workload(NamedTuple):
     scores: NDArray[np.float32]  # [S, E] or [1, 0]
     coming: NDArray[np.float32]  # [S, E] or [1, 0]
     head_ns: NDArray[np.int64]  # [F]
-    dense_ns: NDArray[np.int64]  # [F]
+    dense_ns: NDArray[np.int64]  # [S]
 
 
 class Options(NamedTuple):
@@ -228,7 +228,7 @@ def replay(
             layer = work.layer[index]
             step = step_of(work, index, forward)
             layer_begin = lanes.t[NOW]
-            run_dense(lanes, work.dense_ns[forward], step, cache, costs, queue, rules)
+            run_dense(lanes, work.dense_ns[index], step, cache, costs, queue, rules)
             slots = decide(
                 observe, watch, dispatch, params, memory, step, cache, costs, plan, rules
             )

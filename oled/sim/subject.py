@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+from oled.halves.trace import path_plan
 from oled.hardware import CostTables
 from oled.paths import trace_path
 from oled.policies.composition import Composition
@@ -66,6 +67,8 @@ class Subject:
         labels = [] if rule is None else [f"routes of a model that ran under {rule}"]
         if STAGES in trace.manifest.provenance:
             labels.append(f"stages of the text: {trace.manifest.provenance[STAGES]}")
+        if (plan := path_plan(trace)) is not None:
+            labels.append(f"paths of expert halves, {plan}")
         return cls(
             name, trace.hash, trace.geometry, steps, _lacks(trace, steps), read, tuple(labels)
         )
@@ -157,4 +160,6 @@ def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:
         lacks |= {"blocks", "stages"}
     if (steps.step < 0).all():
         lacks.add("blocks")
+    if trace.geometry.expert_parts != 2:
+        lacks.add("halves")
     return frozenset(lacks)

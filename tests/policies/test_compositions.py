@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from halves.fitting import fitting
 
 from oled.errors import UserError
 from oled.policies import retention
@@ -50,7 +51,7 @@ def traces() -> tuple[Subject, Subject]:
 def run(policy: str | Composition, traces: tuple[Subject, Subject], **fields: Any) -> str:
     """A digest of all that happened: decisions, counts and times."""
     options = {"slots": 5, "staging": 2, "references": False, "plans": True, **fields}
-    result = simulate(traces[0], policy, calibration=traces[1], **options)
+    result = simulate(fitting(traces[0], policy), policy, calibration=traces[1], **options)
     digest = hashlib.sha256(result.forward_ns.tobytes())
     for counted in (*result.replay.tally, *result.replay.cache):
         digest.update(np.ascontiguousarray(counted).tobytes())

@@ -147,6 +147,7 @@ class Machine:
             copy_out_ns=np.rint(scale * self.copy_out).astype(np.int64),
             contention_ppm=self.contention_ppm,
             policy_ns=self.policy,
+            opens=np.ones(steps.num_layers, dtype=np.int64),
             layer_class=layer_class.astype(np.int64),
             expert_bytes=steps.expert_bytes,
             labels=(),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from halves.fitting import fitting
 
 from oled.hardware import Profile, load_runtime
 from oled.policies.composition import Composition, composition_names, load_composition
@@ -73,7 +74,7 @@ def clocked_again(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def run(traces: tuple[Subject, Subject], policy: str | Composition, **fields: Any) -> Result:
     options = {"slots": 5, "staging": 2, "references": False, **fields}
-    return simulate(traces[0], policy, calibration=traces[1], **options)
+    return simulate(fitting(traces[0], policy), policy, calibration=traces[1], **options)
 
 
 def same(one: Result, other: Result) -> bool:

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from halves.fitting import fitting
 
 from oled.errors import UserError
 from oled.policies.composition import composition_names
@@ -75,7 +76,7 @@ def subjects(traces):
 
 def run(subjects, policy, **fields):
     options = {"slots": 5, "references": False, **fields}
-    return simulate(subjects[0], policy, calibration=subjects[1], **options)
+    return simulate(fitting(subjects[0], policy), policy, calibration=subjects[1], **options)
 
 
 def without_wall(metrics):

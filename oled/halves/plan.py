@@ -1,0 +1,70 @@
+"""Which expansion each expert uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.errors import UserError
+
+Ints = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PathPlan:
+    """Of each MoE layer the source of every expert's expansion; sources are their own."""
+
+    sources: tuple[Ints, ...]  # [L] of [E]: expert ids
+    about: dict[str, Any]  # how it was made
+
+    def __post_init__(self) -> None:
+        for layer, source in enumerate(self.sources):
+            if source.min() < 0 or source.max() >= len(source):
+                raise UserError(f"paths of MoE layer {layer}: a source is no expert of the layer")
+            if not np.array_equal(source[source], source):
+                raise UserError(f"paths of MoE layer {layer}: a source has another source itself")
+
+    @property
+    def expansions(self) -> tuple[int, ...]:
+        """Expansions left in each MoE layer."""
+        return tuple(len(np.unique(source)) for source in self.sources)
+
+    @property
+    def digest(self) -> str:
+        """Of the sources."""
+        digest = hashlib.sha256()
+        for source in self.sources:
+            digest.update(source.tobytes())
+        return digest.hexdigest()
+
+    @property
+    def bytes_share(self) -> float:
+        """Bytes of all halves, over those of whole experts of one size."""
+        experts = sum(len(source) for source in self.sources)
+        return (2 * sum(self.expansions) + experts) / (3 * experts)
+
+    def numbered(self, layer: int) -> Ints:
+        """From an expert to its expansion, numbered from 0: [E]."""
+        return np.unique(self.sources[layer], return_inverse=True)[1].astype(np.int64)
+
+    @classmethod
+    def at_random(cls, experts: Sequence[int], share: float, top_k: int, seed: int = 0) -> Self:
+        """Made-up paths: a `share` of each layer's expansions stays, the other experts take any.
+
+        No measurement, and no model behind it: for traces that are made up themselves.
+        """
+        if not 0 < share <= 1:
+            raise UserError(f"share={share}: it must be above 0, at most 1")
+        rng = np.random.default_rng(seed)
+        sources = []
+        for number in experts:
+            kept = rng.permutation(number)[: max(top_k, round(share * number))]
+            source = rng.choice(kept, number)
+            source[kept] = kept
+            sources.append(source.astype(np.int64))
+        return cls(tuple(sources), {"kind": "random", "share": share, "seed": seed})

@@ -1,0 +1,32 @@
+"""For tests of all policies: the same trace with what a policy asks for.
+
+Those of halves get it in halves, those that follow a trained predictor with its predictions.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from policies.foresight import foreseen
+
+from oled.halves import PathPlan, path_trace
+from oled.policies.composition import Composition, load_composition
+from oled.sim.subject import Subject
+
+
+def fitting(subject: Subject, policy: str | Composition) -> Subject:
+    """The subject, or what is made of it; paths and predictions are made up."""
+    composition = load_composition(policy)
+    if composition.predictor is not None:
+        return _foreseen(subject)
+    if "halves" not in composition.needs:
+        return subject
+    geometry = subject.geometry
+    plan = PathPlan.at_random(geometry.experts_per_layer, 0.5, geometry.top_k)
+    return Subject.of(path_trace(subject.read(), plan))
+
+
+@functools.cache
+def _foreseen(subject: Subject) -> Subject:
+    made = Subject.of(foreseen(subject.read()))
+    return made if subject.decisions is None else made.remembering()
