@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import pickle
-import subprocess
-import sys
-import threading
-import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import torch
+from damage import refused, rewrite
 from fuzz import run_case
 from small import diffusion, edit_manifest, geometry, manifest, write
 from sources import FACTS, routed, vllm_response, write_json
 
-from oled.trace import TraceError, TraceWriter, load, read_manifest
+from oled.trace import TraceError, load, read_manifest
 from oled.trace.check import check
 from oled.trace.exporters import export_trace
-from oled.trace.files import file_sha256
 from oled.trace.importers import import_trace, read_source
-from oled.trace.limits import MAX_MANIFEST_BYTES, MAX_PARTS, available_bytes
 
 SHAPE = geometry()
 ROUTING, FORWARDS, TOKENS = (f"{t}-00000.parquet" for t in ("routing", "forwards", "tokens"))
@@ -37,28 +27,6 @@ ROUTING, FORWARDS, TOKENS = (f"{t}-00000.parquet" for t in ("routing", "forwards
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "t", manifest(SHAPE), diffusion(SHAPE))
-
-
-def refused(folder: Path, message: str, rule: str = "file") -> None:
-    """load says so in one line, and check reports it."""
-    with pytest.raises(TraceError, match=message) as refusal:
-        load(folder)
-    assert "\n" not in str(refusal.value)
-    report = check(folder)
-    assert rule in report.breaches, report.lines()
-
-
-def rewrite(folder: Path, file: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """A part with other columns; the manifest agrees with it."""
-    table = change(pq.read_table(folder / file))
-    pq.write_table(table, folder / file)
-
-    def follow(data: dict[str, Any]) -> None:
-        for part in data["parts"]:
-            if part["file"] == file:
-                part.update(rows=table.num_rows, sha256=file_sha256(folder / file))
-
-    edit_manifest(folder, follow)
 
 
 # --- damaged files --------------------------------------------------------------------------------
@@ -295,237 +263,3 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     np.save(source, routed(np.random.default_rng(0), 3))
     import_trace("vllm_routed_experts", source, tmp_path / "t", FACTS)
     assert read_manifest(tmp_path / "t").provenance["file"] == "bad?.npy"
-
-
-# --- many parts -----------------------------------------------------------------------------------
-
-
-def test_a_million_parts_are_refused_at_once(folder: Path) -> None:
-    part = b'{"table": "routing", "file": "routing-000000.parquet", "rows": 1, "sha256": "%s"},\n'
-    text = part % (b"0" * 64) * 10**6
-    assert len(text) > MAX_MANIFEST_BYTES
-    (folder / "trace.json").write_bytes(b'{"parts": [' + text)
-    began = time.monotonic()
-    refused(folder, f"a manifest has at most {MAX_MANIFEST_BYTES} ", "manifest")
-    assert time.monotonic() - began < 2
-
-
-def test_more_parts_than_a_trace_may_have(folder: Path) -> None:
-    one = {"table": "routing", "rows": 1, "sha256": ""}
-    parts = [{**one, "file": f"{n}.parquet"} for n in range(MAX_PARTS + 1)]
-    edit_manifest(folder, lambda data: data.update(parts=parts))
-    began = time.monotonic()
-    refused(folder, f"{MAX_PARTS + 1} parts; a trace has at most {MAX_PARTS}", "manifest")
-    assert time.monotonic() - began < 10
-
-
-def test_stray_files_are_not_all_named(folder: Path) -> None:
-    for number in range(300):
-        (folder / f"stray-{number}.parquet").touch()
-    (note,) = check(folder).notes
-    assert len(note) < 250
-    assert note.endswith("and 295 more")
-
-
-# --- size -----------------------------------------------------------------------------------------
-
-
-def test_more_than_fits_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = available_bytes()
-    assert free is not None
-    assert 1 << 20 < free < 1 << 50
-    monkeypatch.setattr("oled.trace.limits.available_bytes", lambda: 1000)
-    refused(folder, "in memory, .* are free; cut it with `oled slice`")
-
-
-def test_tables_that_unfold(folder: Path, tmp_path: Path) -> None:
-    """Millions of rows of one value in a few kilobytes: judged by their number."""
-    rows = 4_000_000
-
-    def unfold(table: pa.Table) -> pa.Table:
-        return pa.table(
-            [pa.repeat(table.column(name)[0], rows) for name in table.column_names],
-            schema=table.schema,
-        )
-
-    rewrite(folder, TOKENS, unfold)
-    assert (folder / TOKENS).stat().st_size < 1 << 20
-    refused(folder, "4000000 token rows, but the forwards add up to", "numbering")
-
-
-# --- pickles --------------------------------------------------------------------------------------
-
-
-class Evil:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.write_text, (self.target, "executed"))
-
-
-@pytest.mark.parametrize("inside", [True, False])
-def test_pickles_are_refused_and_not_executed(tmp_path: Path, inside: bool) -> None:
-    target = tmp_path / "executed"
-    evil = Evil(target)
-    value = {"records": [{"topk_ids_of_layer": evil}]} if inside else evil
-    torch.save(value, tmp_path / "a.pt")
-    (tmp_path / "b.pt").write_bytes(pickle.dumps(value))
-    torch.save(value, tmp_path / "c.pt", _use_new_zipfile_serialization=False)
-    array = np.empty(1, dtype=object)
-    array[0] = evil
-    np.save(tmp_path / "d.npy", array, allow_pickle=True)
-    np.savez(tmp_path / "e.npz", a=array)
-    for name, format_name in (
-        ("a.pt", "sglang_dump"),
-        ("b.pt", "sglang_dump"),
-        ("c.pt", "router_logits"),
-        ("d.npy", "sglang_routed_experts"),
-        ("e.npz", "vllm_routed_experts"),
-        ("e.npz", "cacheable_by_design"),
-    ):
-        options = {} if format_name == "cacheable_by_design" else FACTS
-        with pytest.raises(TraceError, match=f"{name}: not readable as") as refusal:
-            read_source(format_name, tmp_path / name, options)
-        assert "\n" not in str(refusal.value)
-    assert not target.exists()
-
-
-def test_tensors_and_archives_that_unfold(tmp_path: Path) -> None:
-    torch.save([torch.zeros(1).expand(10**6, 10**6)], tmp_path / "a.pt")
-    with pytest.raises(TraceError, match="its values are larger than the file can hold"):
-        read_source("router_logits", tmp_path / "a.pt", FACTS | {"top_k": 2})
-    with zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", b"\0" * 10**7)
-    with pytest.raises(TraceError, match="its members are compressed"):
-        read_source("router_logits", tmp_path / "b.pt", FACTS | {"top_k": 2})
-    with zipfile.ZipFile(tmp_path / "c.npz", "w") as archive:
-        header = b"{'descr': '<i4', 'fortran_order': False, 'shape': (99999999999, 9, 9)}"
-        data = b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header
-        archive.writestr("a.npy", data)
-    with pytest.raises(TraceError, match=r"c.npz: not readable as NPZ"):
-        read_source("vllm_routed_experts", tmp_path / "c.npz", FACTS)
-
-
-# --- disks and other writers ----------------------------------------------------------------------
-
-FULL = """
-import resource, signal, sys
-sys.path.insert(0, {tests!r})
-from small import diffusion, geometry, manifest
-from oled.errors import UserError
-from oled.trace import TraceWriter
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-shape = geometry()
-writer = TraceWriter({folder!r}, manifest(shape), rows_per_part=300, rows_per_group=100)
-try:
-    with writer:
-        for number, one in enumerate(diffusion(shape, requests=200)):
-            if number == 200:  # from here on no file may grow beyond its first 2 KiB
-                resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
-            writer.append(one)
-except UserError as error:
-    print(error)
-    sys.exit(1)
-"""
-
-
-def test_a_disk_that_fills_up(tmp_path: Path) -> None:
-    code = FULL.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "t"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.count("\n") == 1
-    assert "can not be written (" in done.stdout
-    assert "the parts closed before stay readable" in done.stdout
-    assert done.stderr == ""
-    with pytest.raises(TraceError, match="the trace is partial"):
-        load(tmp_path / "t")
-    trace = load(tmp_path / "t", allow_partial=True, verify=True)
-    assert 0 < trace.num_forwards <= 200
-    assert set(check(tmp_path / "t").breaches) == {"complete"}
-    assert not list((tmp_path / "t").glob("*.unclosed"))
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_writes_that_fail(tmp_path: Path, folder: Path, monkeypatch, code: int) -> None:
-    def fail(*arguments: object, **named: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    writer = TraceWriter(tmp_path / "w", manifest(SHAPE))
-    for one in diffusion(SHAPE):
-        writer.append(one)
-    with monkeypatch.context() as patched:
-        patched.setattr(pq.ParquetWriter, "write_table", fail)
-        patched.setattr(pq.ParquetWriter, "write_batch", fail)
-        with pytest.raises(TraceError, match=rf"w: can not be written .{os.strerror(code)}."):
-            writer.close()
-        with pytest.raises(TraceError, match="can not be written"):
-            export_trace("parquet", folder, tmp_path / "x.parquet")
-    with pytest.raises(TraceError, match="writing failed before; what came since is lost"):
-        writer.close()
-    assert {file.name for file in tmp_path.iterdir()} == {"t", "w"}
-    assert [file.name for file in (tmp_path / "w").iterdir()] == ["trace.json"]
-
-
-def test_folders_that_can_not_be_made(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "file").touch()
-    np.save(tmp_path / "a.npy", routed(np.random.default_rng(0), 3))
-    with pytest.raises(TraceError, match=r"can not be written .Not a directory"):
-        TraceWriter(tmp_path / "file" / "t", manifest(SHAPE))
-    with pytest.raises(TraceError, match=r"can not be written .Not a directory"):
-        import_trace("vllm_routed_experts", tmp_path / "a.npy", tmp_path / "file" / "t", FACTS)
-    with pytest.raises(TraceError, match=r"can not be written .File exists"):
-        TraceWriter(tmp_path / "file", manifest(SHAPE))
-    with pytest.raises(TraceError, match=r"can not be written .No such file"):
-        export_trace("csv", folder, tmp_path / "nowhere" / "x.csv")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-def test_read_only_folders(tmp_path: Path) -> None:
-    (tmp_path / "r").mkdir(mode=0o555)
-    with pytest.raises(TraceError, match=r"can not be written .Permission denied"):
-        TraceWriter(tmp_path / "r" / "t", manifest(SHAPE))
-
-
-def test_two_writers_in_one_folder(tmp_path: Path) -> None:
-    """Of many that start at once one gets the folder; the others are told."""
-    found: list[str] = []
-    start = threading.Barrier(8)
-
-    def work() -> None:
-        start.wait()
-        try:
-            write(tmp_path / "t", manifest(SHAPE), diffusion(SHAPE))
-            found.append("written")
-        except TraceError as error:
-            found.append(str(error))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found.count("written") == 1
-    assert sum("already holds a trace (or another writer" in one for one in found) == 7
-    assert check(tmp_path / "t").ok
-
-
-def test_an_import_into_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.save(tmp_path / "a.npy", routed(np.random.default_rng(0), 3))
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    assert import_trace("vllm_routed_experts", "../a.npy", ".", FACTS) == Path()
-    assert check(tmp_path / "here").ok
-    with pytest.raises(TraceError, match=r"^/: already holds something"):
-        import_trace("vllm_routed_experts", tmp_path / "a.npy", "/", FACTS)
-
-
-def test_two_imports_into_one_folder(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", routed(np.random.default_rng(0), 3))
-    import_trace("vllm_routed_experts", tmp_path / "a.npy", tmp_path / "t", FACTS)
-    with pytest.raises(TraceError, match="t: already holds something"):
-        import_trace("vllm_routed_experts", tmp_path / "a.npy", tmp_path / "t", FACTS)
-    assert check(tmp_path / "t").ok
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.npy", "t"]
