@@ -13,13 +13,13 @@ CASES = {
     "G01 grouped sigmoid router with a selection bias": (
         "models/test_router.py::test_g01_selection_by_biased_groups_weights_without_bias",
         "record/test_golden_routes.py::test_g01_selection_by_biased_groups_weights_without_bias",
-        "trace/test_check.py::test_weight_sum_is_that_of_the_kind",
+        "trace/test_check_routing.py::test_weight_sum_is_that_of_the_kind",
     ),
     "G02 weights that are not normalised": (
         "models/test_router.py::test_g02_weights_that_are_not_normalised_stay_as_they_are",
         "record/test_golden_routes.py::test_g02_weights_that_are_not_normalised_stay_as_they_are",
         "trace/test_flat_sources.py::test_router_logits_kinds_of_weight",
-        "trace/test_check.py::test_weight_sum_is_that_of_the_kind",
+        "trace/test_check_routing.py::test_weight_sum_is_that_of_the_kind",
     ),
     "G03 a batch padded on the left": (
         "record/test_decode.py::test_pads_have_no_rows",
@@ -39,7 +39,7 @@ CASES = {
         "trace/test_trace_cases.py::test_g06_many_experts_and_the_sentinel",
     ),
     "G07 ids out of range, and zero experts": (
-        "trace/test_check.py::test_g07_ids_of_zero_experts_need_a_declaration",
+        "trace/test_check_routing.py::test_g07_ids_of_zero_experts_need_a_declaration",
         "trace/test_steps.py::test_g07_zero_experts_take_part_but_cost_nothing",
         "trace/test_steps.py::test_g07_an_impossible_id_is_refused_with_its_place",
         "trace/test_trace_files.py::test_writer_refuses_a_record_that_does_not_fit",

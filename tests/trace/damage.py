@@ -12,8 +12,10 @@ import pytest
 from small import edit_manifest
 
 from oled.trace import TraceError, load
-from oled.trace.check import check
+from oled.trace.check import Finding, Report, check
 from oled.trace.files import file_sha256
+
+Columns = dict[str, Any]
 
 
 def refused(folder: Path, message: str, rule: str = "file") -> None:
@@ -36,3 +38,17 @@ def rewrite(folder: Path, file: str, change: Callable[[pa.Table], pa.Table]) -> 
                 part.update(rows=table.num_rows, sha256=file_sha256(folder / file))
 
     edit_manifest(folder, follow)
+
+
+def only(report: Report, rule: str) -> Finding:
+    """The first finding, all of which are of this rule."""
+    assert set(report.breaches) == {rule}, report.lines()
+    assert not report.ok
+    return report.findings[0]
+
+
+def put(column: str, row: int, value: Any) -> Callable[[Columns], None]:
+    def change(columns: Columns) -> None:
+        columns[column][row] = value
+
+    return change
