@@ -191,6 +191,11 @@ def refuse_unsupported(composition: Composition, settings: Settings) -> None:
             f"policy '{composition.name}' changes routes: its outputs are not the model's own. "
             f"Record a trace with it (oled record policy={composition.name}); that runs live"
         )
+    if composition.dispatch.drops:
+        raise UserError(
+            f"policy '{composition.name}' approximates misses, and no backend has what replaces "
+            f"them (a low-rank surrogate of each expert): it can only be simulated"
+        )
     if composition.predictor is not None or "coming" in composition.needs:
         raise UserError(
             f"policy '{composition.name}' follows a trained predictor, which nothing asks while a "

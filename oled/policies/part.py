@@ -120,6 +120,11 @@ class Dispatch(Part):
     """Whether decisions may follow the machine's costs; where not, sweeps decide once for all."""
     dispatch: ClassVar[Callable[..., Any]] = transfer_all
 
+    @property
+    def drops(self) -> bool:
+        """Whether misses may be left out, or approximated, so that the model's outputs change."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefetch(Part):

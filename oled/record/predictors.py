@@ -71,7 +71,7 @@ class RouterHeads:
     """
 
     temporal: tuple[Linear, ...]
-    spatial: tuple[Linear, ...]
+    spatial: tuple[Linear, ...]  # may be none
     scoring: Scoring
     width: int
     name: str = FUTURE_ROUTER
@@ -79,7 +79,7 @@ class RouterHeads:
     def say(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[Said]:
         layers = len(stack)
         yield layers, *self._best(self.temporal[row], hidden)
-        if layers > 1:
+        if self.spatial and layers > 1:
             yield 1, *self._best(self.spatial[(row + 1) % layers], hidden)
 
     def _best(self, head: Linear, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,6 +133,8 @@ def trained_predictors(
 ) -> tuple[Predictor, ...]:
     """The predictors in a file of heads, or in the bundled one; `width` scores a token are kept.
 
+    Temporal heads must be there, spatial ones and drafts may.
+
     Raises UserError where the file is none, or was trained for other routers than these.
     """
     path = bundled_heads() if str(source) == BUNDLED else Path(source)
@@ -149,17 +151,18 @@ def trained_predictors(
     def tensor(name: str) -> Tensor:
         return tensors[name].float().to(device)
 
-    temporal, spatial = (
-        tuple((tensor(f"{kind}.{row}"), tensor(f"{kind}_bias.{row}")) for row in range(layers))
-        for kind in ("temporal", "spatial")
-    )
+    def linear(kind: str) -> tuple[Linear, ...]:
+        if f"{kind}.0" not in tensors:
+            return ()
+        return tuple((tensor(f"{kind}.{r}"), tensor(f"{kind}_bias.{r}")) for r in range(layers))
+
+    heads = RouterHeads(linear("temporal"), linear("spatial"), family.scoring, width)
+    if "sharpness" not in tensors:
+        return (heads,)
     down, up = (
         tuple(tensor(f"{kind}.{row}") for row in range(layers - 1)) for kind in ("down", "up")
     )
-    return (
-        RouterHeads(temporal, spatial, family.scoring, width),
-        CrossLayerDrafts(down, up, tensor("sharpness"), family.scoring),
-    )
+    return heads, CrossLayerDrafts(down, up, tensor("sharpness"), family.scoring)
 
 
 def bundled_heads() -> Path:

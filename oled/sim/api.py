@@ -97,7 +97,7 @@ def simulate(
         "hardware": profile.name,
         "runtime": preset.name,
         "costs": dict(costs.provenance),
-        "labels": [*costs.labels, *subject.labels],
+        "labels": [*costs.labels, *subject.labels, *_label_of(composition)],
         "versions": _versions(),
     }
     columns = ("accesses", "hits", "transfers", "cpu_executions", "slots", "steps", "time_ns")
@@ -107,6 +107,12 @@ def simulate(
         timeline = Timeline.of(replay.lanes, subject.geometry.moe_layers, composition.name)
     per_request = m.request_times(forward_ns, steps)
     return Result(result, per_layer, per_request, forward_ns, timeline, replay)
+
+
+def _label_of(composition: Composition) -> tuple[str, ...]:
+    if not composition.dispatch.drops:
+        return ()
+    return ("misses may be approximated (dropped_gate_share): cost only, the text would change",)
 
 
 def refuse_what_is_missing(subject: Subject, composition: Composition) -> None:

@@ -41,6 +41,7 @@ _RATIOS = {
     "hit_rate_bytes": (r.BYTES_HIT, r.BYTES_ACCESSED),
     "hit_rate_attainable": (r.HITS, r.ATTAINABLE),
     "cache_utilization": (r.HITS, r.SLOTS),
+    "dropped_gate_share": (r.DROPPED_MASS, r.GATE_MASS),
     "effective_transfer_ratio": (r.REUSED, r.TRANSFERRED_BEFORE),
     "busy_gpu": (r.BUSY_GPU, r.TIME),
     "busy_h2d": (r.BUSY_H2D, r.TIME),

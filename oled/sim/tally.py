@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from oled._jit import bare_njit, inner_njit
 from oled.policies.interface import (
     DROPPED,
+    GATE,
     IN_FLIGHT,
     LANDED,
     N_EVICTED,
@@ -50,6 +51,8 @@ from oled.sim.lanes import (
     CPU_MISSES,
     CPU_RESIDENTS,
     DROPPED_MISSES,
+    DROPPED_MASS,
+    GATE_MASS,
     MOVED_BYTES,
     USEFUL_BYTES,
     WASTED_BYTES,
@@ -67,7 +70,10 @@ from oled.sim.lanes import (
     FORWARDS,
     TIME,
     COLUMNS,
-) = range(30)
+) = range(32)
+
+MILLION = 1_000_000
+"""Gate mass is booked in millionths of a token's; a token's weights add up to one."""
 
 # Columns of Tally.by_layer
 L_ACCESSES, L_HITS, L_TRANSFERS, L_CPU, L_SLOTS, L_STEPS, L_TIME, L_COLUMNS = range(8)
@@ -133,6 +139,7 @@ def count_step(
             misses_cpu += 1
         elif place == DROPPED:
             row[DROPPED_MISSES] += 1
+            row[DROPPED_MASS] += int(step.mass[i, GATE] * MILLION)
         elif state == IN_FLIGHT:
             row[LATE_MISSES] += 1
             lanes.moved[LATE] += size
@@ -143,6 +150,7 @@ def count_step(
             cache.fresh[layer, step.expert[i]] |= TRANSFERRED
     book_evicted(cache, plan, lanes)
     slots = cache.capacity[layer]
+    row[GATE_MASS] += step.tokens * MILLION
     row[ACCESSES] += active
     row[HITS] += hits
     row[BYTES_ACCESSED] += active * size

@@ -194,6 +194,8 @@ def check_lanes(case: Case) -> None:
 
 def check_bound(case: Case) -> None:
     """No forward is faster than the relaxed bound, nor than with everything resident and no CPU."""
+    if case.composition.dispatch.drops:
+        return  # work that is not done needs no time
     found = references(case.steps, case.machine.tables(case.steps))
     took = case.outcome.tally.end_ns - case.outcome.tally.begin_ns
     assert (took >= found.bound_relaxed_ns).all()
