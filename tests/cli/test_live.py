@@ -54,7 +54,7 @@ def test_run_runs_a_traces_routing_live(invoke, tmp_path):
 
 def test_validate_writes_its_report(invoke, tmp_path):
     code, out, _ = invoke(
-        "validate", "policies=[lru,oled]", "cache.slots=[20,50]", "forwards=3", "repeats=1",
+        "validate", "policies=[lru,hybrimoe]", "cache.slots=[20,50]", "forwards=3", "repeats=1",
         "backend=emulated", "preset=short", f"out={tmp_path}",
     )  # fmt: skip
     report = json.loads((tmp_path / "report.json").read_text())
@@ -90,7 +90,9 @@ def test_validate_without_keeping_time_has_no_gate(invoke, tmp_path):
         (("run", "backend=cuda"), 1, "finds no CUDA device here; backend=emulated needs none"),
         (("validate", "backend=cuda"), 1, "finds no CUDA device here"),
         (("run", "backend=cdua"), 1, "did you mean 'cuda'"),
-        (("validate", "policies=[promoe]"), 1, "policy 'promoe' prefetches"),
+        (("validate", "policies=[des_vote]"), 1, "policy 'des_vote' changes routes"),
+        (("run", "policy=belady"), 1, "needs the routing to come"),
+        (("run", "workload.batch_size=2"), 1, "decodes live one prompt at a time"),
         (("validate", "preset=long"), 2, "preset"),
         (("run", "polcy=lru"), 2, "policy"),
     ],
@@ -116,20 +118,26 @@ def test_plain_keys_too(capsys, arguments, code, message):
 
 def test_the_report_in_words_names_what_differs():
     row = {
-        "policy": "lru", "slots": 20, "live_tpot_ns": None, "simulated_tpot_ns": None,
-        "tpot_error": None, "forward_error_p95_abs": None, "undisturbed_share": 0.0,
-        "decisions_identical": False, "outputs_identical": True, "decide_ns_per_forward": 1e6,
+        "policy": "lru", "slots": 20, "tpot_error": None, "forward_error_p95_abs": None,
+        "undisturbed_share": 0.0, "decided_alike": 1.0, "decisions_identical": False,
+        "outputs_identical": True, "decide_ns_per_forward": 1e6,
+        **{f"{side}_tpot_ns{name}": None for side in ("live", "simulated")
+           for name in ("", "_p50", "_p95", "_p99")},
+        **{f"work_error_{lane}": None for lane in ("gpu", "h2d", "d2h", "cpu")},
     }  # fmt: skip
     text = report_module.text(
         {
-            "configurations": [row], "layer_steps": 4, "forwards": 1, "hardware": "x",
-            "dilation": 3.0, "paced": True,
+            "definitions": ["what is compared"], "configurations": [row], "layer_steps": 4,
+            "forwards": 1, "trace": "demo", "hardware": "x", "dilation": 3.0, "paced": True,
             "tpot_error_median_abs": None, "tpot_error_max_abs": None,
             "forward_error_p95_abs": None, "ranking_spearman": None, "ranking_worst_swap": 0.0,
             "undisturbed_share": 0.0, "reasons": ["lru, 20 slots: decisions differ: here"],
+            "machine": {"load_average": 1.0, "scheduling": "shared, nice 0"}, "labels": [],
             "verdict": "fail",
         }
     )  # fmt: skip
-    assert "DIFFER" in text
+    assert text.startswith("what is compared\n")
+    line = next(line for line in text.splitlines() if line.startswith("lru"))
+    assert line.endswith("NO")
     assert "lru, 20 slots: decisions differ: here" in text
     assert text.endswith("verdict: fail")
