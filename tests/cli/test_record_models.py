@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from oled.trace import Phase, load
+from oled.trace import Phase, Trace, load
 from tests.record.conftest import COMMON, build
 from tests.record.conftest import tokenizer as make_tokenizer
 
@@ -38,16 +38,25 @@ def prompts(tmp_path: Path) -> str:
 
 def checkpoint(folder: Path, family: str, **config: object) -> None:
     build(family).save_pretrained(folder)
-    make_tokenizer.__wrapped__().save_pretrained(folder)
+    tokenizer = make_tokenizer.__wrapped__()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    tokenizer.save_pretrained(folder)
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+
+
+def said(trace: Trace) -> str:
+    """What the first forward read."""
+    first = trace.tokens.token_id[: int(trace.forwards.tokens[0])]
+    return make_tokenizer.__wrapped__().decode(first.tolist())
 
 
 def test_sdar_is_recorded_by_its_type(oled, prompts, tmp_path):
     code = {"AutoModelForCausalLM": "modeling_sdar_moe.SDARMoeForCausalLM"}
     checkpoint(tmp_path / "sdar", "sdar_moe", auto_map=code)
     words = ["decode.max_new_tokens=16", "batch_size=2", "horizons=4", "score_width=8", "seed=3"]
-    done = oled("record", "model=./sdar", prompts, "model.dtype=bfloat16", *words, "out=t")
+    where = ["model.dtype=bfloat16", "model.device=cpu", "chat=false"]
+    done = oled("record", "model=./sdar", prompts, *where, *words, "out=t")
     assert (done.returncode, done.stderr) == (0, "")
     assert oled("check", "t", torch=False).returncode == 0
     trace = load(tmp_path / "t")
@@ -59,6 +68,8 @@ def test_sdar_is_recorded_by_its_type(oled, prompts, tmp_path):
     )
     assert (decode["block_length"], decode["mask_id"], decode["batch_size"]) == (8, 1, 2)
     assert trace.requests == (0, 1)
+    assert trace.manifest.tokenizer["chat"] is False
+    assert said(trace) == "Question: How many pears?\nAnswer"  # whole blocks of 8 bytes
     assert (trace.forwards.phase == Phase.COMMIT).any()
     assert set(trace.predictions.target - trace.predictions.layer) == {1, 2, 3}
 
@@ -76,6 +87,7 @@ def test_code_that_comes_with_a_model_runs_only_when_allowed(oled, prompts, tmp_
     done = oled(*words, "model.trust_remote_code=true", "out=t")
     assert done.returncode == 0, done.stderr
     trace = load(tmp_path / "t")
+    assert said(trace) == "<How many pears?>"
     assert trace.manifest.model["type"] == "own_moe"
     assert set(trace.routing.layer.tolist()) == {1, 2, 3}
 
