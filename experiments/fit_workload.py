@@ -27,7 +27,7 @@ from oled.trace.stats import locality
 from oled.trace.synthetic import Decoding, Process, Workload, llada2_mini, synthetic_trace
 from oled.trace.synthetic.decode import decode
 from oled.trace.synthetic.named import PROCESSES
-from oled.trace.synthetic.process import Text
+from oled.trace.synthetic.text import Text
 
 Values = NDArray[np.float64]
 Readings = dict[str, float]
@@ -116,7 +116,8 @@ UNEVEN = {
 }
 START = {"even": EVEN, "uneven": EVEN | UNEVEN}
 """Where wider searches had ended, from several starts. A flatter frontier (7.1, 2.5) fits the
-routing as well; with a steeper one (9.4, 4.3) the most confident tokens keep less than the least."""
+routing as well; with a steeper one (9.4, 4.3) the most confident tokens keep less than the
+least."""
 
 
 def frontier(process: Process) -> Readings:

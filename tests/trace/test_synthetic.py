@@ -29,7 +29,7 @@ from oled.trace.synthetic import (
     write_synthetic,
 )
 from oled.trace.synthetic.decode import Pass, decode
-from oled.trace.synthetic.process import Text
+from oled.trace.synthetic.text import Text
 
 TOY = geometry(16, layers=3)
 
@@ -62,6 +62,13 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         synthetic_steps(geometry(12), Workload())
     with pytest.raises(TraceError, match="same number of experts"):
         synthetic_steps(geometry([16, 8]), Workload())
+    for process, message in (
+        (Process(dimensions=6), "no multiple of 4"),
+        (Process(kept_groups=9), "9 of 8 groups"),
+        (Process(groups=16, kept_groups=2), "hold fewer than the top 3"),
+    ):
+        with pytest.raises(TraceError, match=message):
+            synthetic_trace(geometry(16, top_k=3), Workload(), process)
 
 
 def test_token_by_token(tmp_path: Path) -> None:

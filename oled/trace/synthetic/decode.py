@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oled.trace.synthetic.process import Block, Doubles, Mask, Process
+from oled.trace.synthetic.process import Process
+from oled.trace.synthetic.text import Block, Doubles, Mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from oled.trace.manifest import Manifest
 from oled.trace.memory import trace_of_records
 from oled.trace.schema import ConfidenceKind, ForwardRecord, Geometry, WeightKind
 from oled.trace.steps import Steps, build_steps
-from oled.trace.synthetic.process import Model, Process
+from oled.trace.synthetic.model import Model
+from oled.trace.synthetic.process import Process
 from oled.trace.synthetic.requests import Workload, forwards_of
 from oled.trace.tables import Trace
 from oled.trace.writer import TraceWriter

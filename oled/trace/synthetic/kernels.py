@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled._jit import njit
+from oled.trace.synthetic.process import UNROLLED
 
 Array = NDArray[Any]
 
 TILE = 512
 """Columns that stay in the nearest cache while a row is summed up."""
-UNROLLED = 4
-"""Terms that are added at a time; their number is a multiple of it."""
 
 
 @njit

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from oled.trace.schema import ForwardRecord, Phase, TokenState
 from oled.trace.synthetic.decode import Decoding, decode
-from oled.trace.synthetic.process import Block, Floats, Model, Text
+from oled.trace.synthetic.model import Floats, Model
+from oled.trace.synthetic.text import Block, Text
 
 
 @dataclass(frozen=True, slots=True)
