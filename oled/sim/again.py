@@ -56,7 +56,7 @@ from oled.sim.tally import (
 )
 from oled.trace.steps import Steps
 
-ROOM_BYTES = 256 << 20
+ROOM_BYTES = 96 << 20
 
 
 class Log(NamedTuple):

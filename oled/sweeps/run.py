@@ -158,9 +158,12 @@ def _metrics(point: Configuration) -> Row:
     return results.flatten(result.metrics | per_request)
 
 
-@functools.lru_cache(maxsize=3)
+@functools.lru_cache(maxsize=2)
 def _subject(trace: str | Synthetic) -> Any:
-    """The trace made ready, once a worker."""
+    """The trace made ready, once a worker, and the one to learn from.
+
+    No more are kept: a worker of loky that grows by 300 MB is taken to leak and begun anew.
+    """
     from oled.sim.subject import Subject
 
     subject = Subject.of(trace.folder() if isinstance(trace, Synthetic) else trace)
