@@ -7,8 +7,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 OUT ?= demo-out
 VALIDATION ?= validation
+MACHINE ?= $(or $(shell nvidia-smi --query-gpu=name --format=csv,noheader --id=0 2>/dev/null | \
+	tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_'),unknown)
+SLOTS ?= 40,70,100
+REPORT = experiments/results/validate/$(MACHINE)
 
-.PHONY: demo test validate check format install clean
+.PHONY: demo test validate validate-cuda check format install clean
 
 demo: $(READY)
 	$(BIN)/oled demo out=$(OUT)
@@ -18,6 +22,18 @@ test: $(READY)
 
 validate: $(READY)
 	$(BIN)/oled validate out=$(VALIDATION)
+
+# A profile and two reports of this machine's GPU, to be committed: docs/gpu.md. A failed verdict does
+# not keep the second from being made.
+validate-cuda: $(READY)
+	$(BIN)/oled profile backend=cuda model=llada2_mini out=$(REPORT)/mini.yaml
+	-$(BIN)/oled validate backend=cuda trace=synthetic trace.geometry=llada2_mini trace.requests=1 \
+		trace.horizons=2 trace.scores=32 \
+		preset=full hardware=$(REPORT)/mini.yaml cost.geometry=llada2_mini \
+		cache.slots=[$(SLOTS)] out=$(REPORT)/mini
+	$(BIN)/oled profile backend=cuda model=llada2_flash top_k=4 out=$(REPORT)/flash.yaml
+	$(BIN)/oled validate backend=cuda trace=demo preset=full hardware=$(REPORT)/flash.yaml \
+		cost.geometry=llada2_flash cache.slots=[10,20,50] out=$(REPORT)/flash_cut
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,7 @@ KEYS = {
   out=DIR                      writes DIR/report.json, DIR/validate.png""",
     "profile": """\
   model=NAME                   whose experts are measured (oled list models); no weights needed
+  top_k=N                      of the routing that is to be replayed; default: the model's
   backend=emulated|cuda
   out=FILE.yaml                for hardware=FILE.yaml""",
     "fit": """\
@@ -50,7 +52,7 @@ KEYS = {
 }
 
 DEFAULTS = {
-    "profile": {"model": "tiny", "backend": "emulated", "out": ""},
+    "profile": {"model": "tiny", "top_k": "", "backend": "emulated", "out": ""},
     "fit": {
         "model": "",
         "gpu_memory": "",
@@ -62,7 +64,7 @@ DEFAULTS = {
         "out": "",
     },
 }
-OPTIONAL = {"profile": (), "fit": ("trace", "out")}
+OPTIONAL = {"profile": ("top_k",), "fit": ("trace", "out")}
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,6 +119,8 @@ def _profile(values: Mapping[str, str]) -> int:
         raise UsageError(f"out={out} is a folder: name the file to write, such as mine.yaml")
     runs.log_to_stderr()
     model = model_geometry(values["model"])
+    if values["top_k"]:
+        model = dataclasses.replace(model, top_k=_top_k(values, model.num_experts))
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     with bench_of(values["backend"], model) as bench:
         profile = measure(bench, model, today)
@@ -151,6 +155,13 @@ def _fit(values: Mapping[str, str]) -> int:
     if found.problems:
         raise UserError("; ".join(found.problems))
     return 0
+
+
+def _top_k(values: Mapping[str, str], most: int) -> int:
+    top_k = _whole(values, "top_k")
+    if not 1 <= top_k <= most:
+        raise UsageError(f"top_k={top_k}: from 1 to the model's {most} experts")
+    return top_k
 
 
 def _bytes(values: Mapping[str, str], key: str) -> int:

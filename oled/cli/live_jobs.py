@@ -83,7 +83,7 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
             pace,
             _settings(values, plan.slots[0]),
             kind=kind,
-            calibration=values["calibration"],
+            calibration=_calibration_of(values),
             geometry=_geometry(values),
         )
     files = report.write(found, out)
@@ -168,7 +168,7 @@ def _run_trace(
         kind=kind,
         paced=values["paced"],
         forwards=values["forwards"],
-        calibration=values["calibration"],
+        calibration=_calibration_of(values),
     )
     lines = list(done.lines())
     if values["timeline"] is not None:
@@ -184,10 +184,19 @@ def _folder_of(trace: Values) -> Path:
     return trace_path(source) if isinstance(source, str) else source.folder()
 
 
+def _calibration_of(values: Values) -> str | None:
+    """The one given; for a made-up trace other requests of its model."""
+    source = source_of(values["trace"])
+    if values["calibration"] is not None or isinstance(source, str):
+        given: str | None = values["calibration"]
+        return given
+    return str(source.calibration().folder())
+
+
 def _in_numbers_of(kind: Kind, model: Values) -> Values:
-    """On a GPU a model keeps its checkpoint's numbers, though it is loaded on the CPU."""
-    on_gpu = kind.device != "cpu" and model["dtype"] == "auto"
-    return {**model, "dtype": "stored"} if on_gpu else model
+    """A backend that takes them keeps the checkpoint's numbers, though it is loaded on the CPU."""
+    keeps = model["dtype"] == "auto" and len(kind.numbers) > 1
+    return {**model, "dtype": "stored"} if keeps else model
 
 
 def _written(out: Path, summary: Values, lines: list[str], difference: str | None) -> str:

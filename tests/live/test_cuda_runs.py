@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 import torch
 
+from oled.cli.main import main
 from oled.errors import UserError
 from oled.hardware import load_profile, load_runtime
 from oled.live.backends import products
@@ -234,3 +236,55 @@ def test_products_are_the_modules_own(family):
         x.numpy(), np.ones(5, np.float32), expected, np.zeros(form.width, np.float32), form,
     )  # fmt: skip
     assert np.abs(y.numpy() - expected).max() < 1e-5 * max(1, np.abs(expected).max())
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The command line's backend=cuda is on the played device."""
+    made = kind()
+
+    def found(name):
+        assert name == "cuda"
+        return made
+
+    monkeypatch.setattr("oled.live.backends.kinds.backend_kind", found)
+    return made
+
+
+def test_oled_run_decodes_on_the_backend(played, tmp_path, capsys):
+    words = ["run", "model=tiny", "backend=cuda", "policy=oled", "cache.slots=10", "limit=1"]
+    assert main([*words, "decode.max_new_tokens=16", f"out={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert "decisions: the simulator's" in out
+    assert "host store 12.0 MiB, pinned 12.0 MiB" in out  # the checkpoint's own bfloat16
+
+
+def test_oled_run_replays_a_made_up_trace(played, tmp_path, capsys):
+    words = ["run", "trace=synthetic", "trace.geometry=tiny", "trace.requests=1", "forwards=3"]
+    timeline = tmp_path / "both.json"
+    more = ["backend=cuda", "policy=lru", "cache.slots=10", f"timeline={timeline}"]
+    assert main([*words, *more, f"out={tmp_path}"]) == 0
+    assert "decisions: the simulator's" in capsys.readouterr().out
+    names = {event["name"] for event in json.loads(timeline.read_text())["traceEvents"]}
+    assert any(name.startswith("copy L") for name in names)
+
+
+def test_oled_validate_runs_a_device_in_its_own_time(played, tmp_path, capsys):
+    words = ["validate", "backend=cuda", "policies=[lru]", "cache.slots=20", "forwards=2"]
+    assert main([*words, "repeats=1", "cost.geometry=tiny", f"out={tmp_path}"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["backend"] == "cuda"
+    assert report["dilation"] == 1.0
+    assert report["outputs_identical"]
+    assert "On a device: outputs count as identical" in capsys.readouterr().out
+
+
+def test_what_the_device_says_in_many_lines_is_one_line(played, tmp_path, capsys, monkeypatch):
+    def fail(self, *_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nOf 80 GiB ...")
+
+    monkeypatch.setattr("oled.live.hooks.Offloaded.announce", fail)
+    words = ["run", "model=tiny", "backend=cuda", "cache.slots=10", "limit=1"]
+    assert main([*words, f"out={tmp_path}"]) == 1
+    err = capsys.readouterr().err.strip().splitlines()[-1]
+    assert err.startswith("oled: the device has no memory left: CUDA out of memory. Tried to")
