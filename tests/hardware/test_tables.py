@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hardware.shapes import MINI, SDAR, costs, profile_data, table
 from oled.hardware import CostTables, load_profile
 from oled.hardware.bound import subadditive_minorant
+from oled.hardware.labels import foreign
 
 MEASURED = (
     Path(__file__).parents[3]
@@ -76,6 +77,34 @@ def test_a_cpu_table_counts_for_its_kernel_and_expert_only() -> None:
     assert costs(SDAR, profile).gpu_ns.tolist() == costs(SDAR).gpu_ns.tolist()
     used = [c.provenance["measured_tables"] for c in (costs(MINI, profile), costs(SDAR, profile))]
     assert used == [["test", "test"], []]
+
+
+def test_other_experts_than_the_tables_are_costed_by_formula_and_labelled() -> None:
+    profile = load_profile(profile_data() | {"cpu_tables": [CPU], "gpu_tables": [GRID]})
+    mini = MINI.expert_bytes
+    assert costs(SDAR, profile).labels == (
+        f"extrapolated: GPU table: experts of {mini:,} bytes and top-8 were measured, "
+        f"{SDAR.expert_bytes:,} bytes and top-8 needed",
+        f"extrapolated: CPU table: experts of {mini:,} bytes were measured, "
+        f"{SDAR.expert_bytes:,} bytes and top-8 needed",
+    )
+    assert not [x for x in costs(MINI, profile, most=64).labels if "experts of" in x]
+
+
+def test_another_devices_profile_is_foreign() -> None:
+    mine = load_profile(profile_data() | {"device": "NVIDIA H200"})
+    assert foreign(mine, "NVIDIA H200") == []
+    (label,) = foreign(mine, "NVIDIA A100")
+    assert label == (
+        "foreign profile: rtx5090_xeon8470q was measured on NVIDIA H200, this is NVIDIA A100"
+    )
+    (label,) = foreign(load_profile("h200"), "NVIDIA H200")
+    assert "h200 was not measured as one, this is NVIDIA H200" in label
+
+
+def test_what_a_profile_says_to_its_readers_costs_nothing() -> None:
+    more = {"machine": {"driver": "570"}, "measurements": {"copies": {}}, "absent": {"x": "y"}}
+    assert load_profile(profile_data() | more) == load_profile(profile_data())
 
 
 def test_bounds_of_a_table() -> None:
