@@ -44,6 +44,7 @@ from oled.sim.timeline import Timeline, write_events
 from oled.trace.schema import Geometry, Phase
 from oled.trace.steps import Steps
 
+_ROOM_TO_WORK = 512 * 2**20  # on the device: KV cache, activations, workspaces; assumed
 _RATES = ("hit_rate", "hit_rate_tokens", "accesses", "hits", "transfers", "cpu_executions")
 HORIZONS = 3
 """Layers ahead whose gates are asked where a policy needs predictions; HybriMoE looks at three."""
@@ -158,7 +159,7 @@ def live_run(
         slots * row,
         building=int(known.num_experts.max()) * row,
         replaced=experts,
-        beside=size_of_the_rest(loaded.model, layers),
+        beside=size_of_the_rest(loaded.model, layers) + _ROOM_TO_WORK,
     )
     preflight.check()
     store = take_experts(layers)

@@ -143,9 +143,10 @@ def validate(
     resident = _resident(kind, configurations, steps, costs, size)
     filling = partial(tqdm, desc="random experts", unit="expert", disable=None)
     store = HostStore.random(form, steps.num_experts, settings.seed, numbers, filling)
-    pairs = run_pairs(
-        routing, store, costs, configurations, plan, resident, kind=kind, paced=pace.kept
-    )
+    with kind.held(store):
+        pairs = run_pairs(
+            routing, store, costs, configurations, plan, resident, kind=kind, paced=pace.kept
+        )
     rows = [row(pair, steps) for pair in pairs]
     strangers = foreign(profile, kind.machine)
     if kind.keeps_time:

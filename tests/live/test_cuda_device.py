@@ -129,16 +129,25 @@ def test_too_many_slots_are_refused_and_nothing_stays(ready, kind, monkeypatch):
     assert torch.cuda.mem_get_info()[0] > 0.9 * free
 
 
-def test_what_is_pinned_already_is_an_error_in_one_line(ready, kind):
+def test_for_several_runs_the_store_is_pinned_once(ready, kind):
+    _, store, _ = ready
+    seen = torch.from_numpy(store.block[:1])
+    with kind.held(store):
+        run(ready, "lru", 20, kind=kind)
+        assert seen.is_pinned()
+    assert not seen.is_pinned()
+
+
+def test_what_somebody_else_has_pinned_is_an_error_in_one_line(ready, kind):
     _, store, costs = ready
-    first, second = (kind.make(store, 8, costs, False) for _ in range(2))
-    first.open(None)
+    calls = torch.cuda.cudart()
+    assert calls.cudaHostRegister(store.block.ctypes.data, store.block.nbytes, 0) == 0
     try:
         with pytest.raises(UserError, match="can not be pinned") as told:
-            second.open(None)
+            kind.make(store, 8, costs, False).open(None)
         assert "\n" not in str(told.value)
     finally:
-        first.close()
+        calls.cudaHostUnregister(store.block.ctypes.data)
 
 
 def test_the_bench_measures_every_part():

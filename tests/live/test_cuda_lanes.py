@@ -150,11 +150,25 @@ def test_memory_is_pinned_for_the_run_only(few):
     live(few, "lru", 20, device)
     assert device.pinned == []
     _, store, _ = few
-    backend = Cuda(store, 8, LazyDevice(), paced=False, cpu_way=ONE_THREAD)
+    backend = Cuda(store, 8, LazyDevice(), ONE_THREAD, paced=False)
     backend.open(None)
     assert backend._device.pinned == [store.block.ctypes.data]
     backend.close()
     assert backend._device.pinned == []
+
+
+def test_for_several_runs_it_is_pinned_once_and_the_cpus_way_found_once(few, monkeypatch):
+    from oled.live.backends import cuda
+
+    device, timed = LazyDevice(), []
+    monkeypatch.setattr(cuda, "fastest_way", lambda *_: timed.append(1) or ONE_THREAD)
+    one_kind = cuda_kind(device)
+    with one_kind.held(few[1]):
+        for policy in ("lru", "oled"):
+            run(few, policy, 20, kind=one_kind)
+            assert device.pinned == [few[1].block.ctypes.data]
+    assert device.pinned == []
+    assert timed == [1]
 
 
 def alive():

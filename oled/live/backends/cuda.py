@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from oled.live.backends.kinds import Kind
 from oled.live.backends.lanes import CPU, Lanes
 from oled.live.backends.products import DTYPES
 from oled.live.backends.room import Room
-from oled.live.kernels import Floats, Ints
+from oled.live.kernels import ExpertForm, Floats, Ints
 from oled.live.store import HostStore
 from oled.policies.interface import Costs
 from oled.sim import lanes as ln
@@ -41,10 +43,27 @@ _TOLERANCE = 0.02
 
 
 def cuda_kind(device: Device, cpu_way: CpuWay | None = None) -> Kind:
-    """The backend on this device."""
+    """The backend on this device. How experts are computed on the CPU is found out once."""
+    ways: dict[tuple[ExpertForm, str], CpuWay] = {}
+
+    def way(store: HostStore) -> CpuWay:
+        key = store.form, store.numbers.name
+        if key not in ways:
+            ways[key] = cpu_way or fastest_way(store.form, tensor_of(store)[:_SAMPLE])
+            name = ways[key].name(DTYPES[store.numbers.name])
+            log.info("CPU experts in %s, %d threads", name, ways[key].threads)
+        return ways[key]
 
     def make(store: HostStore, slots: int, costs: Costs, paced: bool) -> Cuda:
-        return Cuda(store, slots, device, paced=paced, cpu_way=cpu_way)
+        return Cuda(store, slots, device, way(store), paced=paced)
+
+    @contextmanager
+    def held(store: HostStore) -> Iterator[None]:
+        device.pin(store.block)
+        try:
+            yield
+        finally:
+            device.unpin(store.block)
 
     return Kind(
         name="cuda",
@@ -56,8 +75,14 @@ def cuda_kind(device: Device, cpu_way: CpuWay | None = None) -> Kind:
         pins=True,
         device_free=device.free_bytes,
         make=make,
+        held=held,
         failures=device_failures,
     )
+
+
+def tensor_of(store: HostStore) -> Tensor:
+    """The store's block [R, S] as torch has it."""
+    return torch.from_numpy(store.block).view(DTYPES[store.numbers.name])
 
 
 class Cuda(Lanes[Event]):
@@ -70,16 +95,16 @@ class Cuda(Lanes[Event]):
         store: HostStore,
         slots: int,
         device: Device,
+        cpu_way: CpuWay,
         *,
         paced: bool,
-        cpu_way: CpuWay | None = None,
     ) -> None:
         super().__init__(paced)
         self.store = store
         self._device = device
         self._dtype = DTYPES[store.numbers.name]
-        self._experts = torch.from_numpy(store.block).view(self._dtype)  # [R, S]
-        self._way = cpu_way
+        self._experts = tensor_of(store)  # [R, S]
+        self._worker = CpuWorker(store.form, self._dtype, cpu_way)
         self._count = max(1, slots)
         self._slots = torch.empty(0)  # [slots, S]
         self._pinned = False
@@ -103,13 +128,9 @@ class Cuda(Lanes[Event]):
             raise
 
     def _prepare(self) -> None:
-        device, form = self._device, self.store.form
-        self._slots = device.tensor((self._count, form.size), self._dtype)
-        device.pin(self.store.block)
+        self._slots = self._device.tensor((self._count, self.store.form.size), self._dtype)
+        self._device.pin(self.store.block)
         self._pinned = True
-        way = self._way or fastest_way(form, self._experts[:_SAMPLE])
-        log.info("CPU experts in %s, %d threads", way.name(self._dtype), way.threads)
-        self._worker = CpuWorker(form, self._dtype, way)
 
     def close(self) -> None:
         super().close()

@@ -6,6 +6,7 @@ Nothing else orders two streams, or a stream and the host.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -59,9 +60,10 @@ class Device(Protocol):
         """Pinned memory for a few activations."""
 
     def pin(self, block: NDArray[Any]) -> None:
-        """Pin a block where it lies, exactly."""
+        """Pin a block where it lies, exactly; the same block any number of times."""
 
-    def unpin(self, block: NDArray[Any]) -> None: ...
+    def unpin(self, block: NDArray[Any]) -> None:
+        """It stays pinned until it is unpinned as often as it was pinned."""
 
     def free_bytes(self) -> int: ...
 
@@ -83,6 +85,7 @@ class CudaDevice:
         self._index = _cuda.current_device()
         self.name = _cuda.get_device_name(self._index)
         self.place = f"cuda:{self._index}"
+        self._pinned: Counter[int] = Counter()  # by address
 
     def enter(self) -> None:
         _cuda.set_device(self._index)
@@ -101,10 +104,16 @@ class CudaDevice:
 
     def pin(self, block: NDArray[Any]) -> None:
         """torch's own pinned memory is rounded up to powers of two; this is not."""
-        _check(_cuda.cudart().cudaHostRegister(block.ctypes.data, block.nbytes, 0), block)
+        address = block.ctypes.data
+        if not self._pinned[address]:
+            _check(_cuda.cudart().cudaHostRegister(address, block.nbytes, 0), block)
+        self._pinned[address] += 1
 
     def unpin(self, block: NDArray[Any]) -> None:
-        _check(_cuda.cudart().cudaHostUnregister(block.ctypes.data), block)
+        address = block.ctypes.data
+        self._pinned[address] -= 1
+        if not self._pinned[address]:
+            _check(_cuda.cudart().cudaHostUnregister(address), block)
 
     def free_bytes(self) -> int:
         return int(_cuda.mem_get_info(self._index)[0])

@@ -27,6 +27,7 @@ class Kind:
     pins: bool
     device_free: Callable[[], int | None]  # bytes; None where the device's memory is the host's
     make: Callable[[HostStore, int, Costs, bool], Backend]  # store, slots, costs, paced
+    held: Callable[[HostStore], AbstractContextManager[None]]  # for several runs: pinned once
     failures: Callable[[], AbstractContextManager[None]]  # what the device says, in one line
 
     def preflight(
@@ -59,6 +60,7 @@ EMULATED = Kind(
     pins=False,
     device_free=lambda: None,
     make=_emulated,
+    held=lambda _: nullcontext(),
     failures=nullcontext,
 )
 NAMES = ("emulated", "cuda")

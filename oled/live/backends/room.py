@@ -47,7 +47,8 @@ class Room:
         if room > len(self._y) or len(x) > len(self._x_host):
             self._make(max(room, len(self._y)), max(len(x), len(self._x_host)))
         self._used = used
-        self._pairs_host[:used] = torch.from_numpy(pairs)
+        with torch.inference_mode():  # in which it may have been made
+            self._pairs_host[:used] = torch.from_numpy(pairs)
         mine, host, rows = self._pairs[:used], self._pairs_host[:used], self._x[:used]
 
         def job() -> None:
