@@ -1,6 +1,7 @@
 """Live time of every configuration against the simulated one, with bands of 5 and 10 percent.
 
-From the `report.json` of `oled validate`: left the time a token, right each configuration's errors.
+From the `report.json` of `oled validate`: left the time a token, right the errors by policy, each
+number of slots a point, and a bar as wide as the P95 of its forwards.
 """
 
 from __future__ import annotations
@@ -21,34 +22,40 @@ GATES = {"tpot_error": 0.02, "forward_error_p95_abs": 0.03}
 def draw(report: Mapping[str, Any]) -> Figure:
     """The figure; configurations without an undisturbed forward are left out."""
     rows = [row for row in report["configurations"] if row["tpot_error"] is not None]
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
     with styled():
-        figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE_IN, 3.0))
+        height = max(3.0, 0.14 * len(policies) + 0.8)
+        figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE_IN, height))
         if not rows:
             left.text(0.5, 0.5, "no undisturbed forward", ha="center", transform=left.transAxes)
             return figure
         times = np.array([(r["simulated_tpot_ns"], r["live_tpot_ns"]) for r in rows]) / 1e6
         ends = np.array([0.9 * times.min(), 1.1 * times.max()])
         for band, shade in ((0.10, "#eeeeee"), (0.05, "#dddddd")):
-            left.fill_between(ends, ends * (1 - band), ends * (1 + band), color=shade, lw=0)
-        left.plot(ends, ends, color="black", lw=0.6)
-        shown: set[str] = set()
-        for place, row in enumerate(rows):
+            label = f"within {band:.0%}"
+            left.fill_between(
+                ends, ends * (1 - band), ends * (1 + band), color=shade, lw=0, label=label
+            )
+        left.plot(ends, ends, color="black", lw=0.6, label="equal")
+        seen: dict[str, int] = {}
+        for time, row in zip(times, rows, strict=True):
             shape = look(row["policy"])
-            label = None if shape.label in shown else shape.label
-            shown.add(shape.label)
             style = {"color": shape.color, "marker": shape.marker, "markeredgecolor": "black"}
-            left.plot(*times[place], linestyle="", markersize=4, label=label, **style)
-            right.plot(100 * row["tpot_error"], place, linestyle="", markersize=4, **style)
+            style |= {"linestyle": "", "markersize": 4, "markeredgewidth": 0.4}
+            left.plot(*time, **style)
+            turn = seen.get(row["policy"], 0)
+            seen[row["policy"]] = turn + 1
+            place = policies.index(row["policy"]) + 0.22 * (turn % 4 - 1)
+            right.plot(100 * row["tpot_error"], place, **style)
             p95 = 100 * row["forward_error_p95_abs"]
-            right.plot([-p95, p95], [place, place], color="black", lw=0.5)
+            right.plot([-p95, p95], [place, place], color="black", lw=0.4)
         left.set(xscale="log", yscale="log", xlabel="simulated TPOT (ms)", ylabel="live TPOT (ms)")
         left.legend(fontsize=5)
         for side in (-1, 1):
             right.axvline(side * 100 * GATES["tpot_error"], color="grey", lw=0.6, ls="--")
-        right.set_yticks(
-            range(len(rows)), [f"{look(r['policy']).label}, {r['slots']}" for r in rows]
-        )
+        right.set_yticks(range(len(policies)), [look(policy).label for policy in policies])
         right.tick_params(axis="y", labelsize=5)
+        right.invert_yaxis()
         right.set(xlabel="TPOT error (%), bar: P95 of forwards")
         right.set_title(
             f"{report['verdict']}: at most {report['tpot_error_max_abs']:.2%}, "

@@ -11,17 +11,18 @@ from typing import Any
 from oled.results import write_json
 from oled.validate.judge import LANES, PERCENTILES
 
-REPORT = "report.json"
+REPORT, WORDS = "report.json", "report.txt"
 
 
 def write(report: Mapping[str, Any], out: Path) -> list[Path]:
-    """OUT/report.json and the scatter beside it."""
+    """OUT/report.json, the same in words, and the scatter."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / REPORT, report)
+    (out / WORDS).write_text(f"{text(report)}\n", encoding="utf-8")
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph
     figure = importlib.import_module("oled._plots.validate").draw(report)
     saved = importlib.import_module("oled._plots.style").save(figure, out, "validate")
-    return [out / REPORT, *saved]
+    return [out / REPORT, out / WORDS, *saved]
 
 
 def text(report: Mapping[str, Any]) -> str:
