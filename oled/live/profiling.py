@@ -8,7 +8,7 @@ them stand, for readers, `measurements` of more than it needs and what is `absen
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,9 +119,7 @@ def _link(bench: Bench, model: ModelGeometry, _: Mapping[str, Number]) -> Part:
     numbers["copy_pageable"] = pageable
     for way in ("h2d", "d2h"):
         numbers.setdefault(f"{way}_pageable", numbers[f"{way}_pinned"])
-    activations = _BLOCK * model.hidden_size * bench.numbers.bytes
-    crossing_ns = sum(activations / numbers[f"{way}_pinned"]["value"] for way in ("h2d", "d2h"))
-    numbers["act_roundtrip"] = time_of(_minus(bench.crossing(activations), crossing_ns))
+    numbers["act_roundtrip"] = time_of(bench.crossing(_SIZES[0]))  # its bytes do not count
     expert = {f"{count} copies": bench.pieces(count) for count in (1, 3)}
     return Part(numbers, {"copies": tables, "an expert in so many copies_us": spreads(expert)})
 
@@ -135,34 +133,43 @@ def _groups(bench: Bench, model: ModelGeometry, _: Mapping[str, Number]) -> Part
         ]
         for tokens in _TOKENS
     ]
-    size, row = _size(bench), [cell for cell in grid[_TOKENS.index(_BLOCK)] if cell is not None]
-    last, first = row[-1], row[0]
-    slope = (last.value - first.value) / (actives[len(row) - 1] - actives[0])
-    per_expert = slope if slope > 0 else first.value
-    wide = Spread(*(per_expert * end / last.value for end in (last.low, last.value, last.high)))
-    begin = max(0.0, first.value - per_expert * actives[0])
-    count, peak = bench.peak()
-    most = grid[-1][-1] or last
-    flops = 2 * model.expert_params * _TOKENS[-1] * model.top_k
-    share = min(1.0, (flops / most.value) / (count / peak.value))
-    moved, stream = bench.device_stream()
-    numbers = {
-        "gpu_mem": rate_of(moved, stream),
-        "moe_eff": rate_of(size, wide, "derived", _FITTED),
-        "moe_t0": number(0.0, begin / 1e3, first.high / 1e3, "us", "derived", _FITTED),
-        "bf16_peak": flops_of(count, peak),
-        "moe_gemm_share": number(
-            share, share, 1.0, "1", "derived", f"{_TOKENS[-1]} tokens, {actives[-1]} experts"
-        ),
-    }
     table = {
-        "expert_bytes": size,
+        "expert_bytes": _size(bench),
         "top_k": model.top_k,
         "tokens": list(_TOKENS),
         "active": actives,
         "time": table_of(grid),
     }
+    moved, stream = bench.device_stream()
+    numbers = {"gpu_mem": rate_of(moved, stream), **_formula_of(bench, model, actives, grid)}
     return Part(numbers, tables={"gpu_tables": [table]})
+
+
+def _formula_of(
+    bench: Bench,
+    model: ModelGeometry,
+    actives: Sequence[int],
+    grid: Sequence[Sequence[Spread | None]],
+) -> dict[str, Number]:
+    """The launch groups as the cost model's formula, for experts that have no table."""
+    row = [cell for cell in grid[_TOKENS.index(_BLOCK)] if cell is not None]
+    first, last = row[0], row[-1]
+    slope = (last.value - first.value) / (actives[len(row) - 1] - actives[0])
+    per_expert = slope if slope > 0 else first.value
+    read = Spread(*(per_expert * end / last.value for end in (last.low, last.value, last.high)))
+    count, peak = bench.peak()
+    flops = 2 * model.expert_params * model.top_k  # of a token
+    most = grid[-1][-1] or last
+    share = min(1.0, (flops * _TOKENS[-1] / most.value) / (count / peak.value))
+    arithmetic = flops * _BLOCK / (share * count / peak.value)
+    begin = max(0.0, first.value - max(per_expert * actives[0], arithmetic))
+    where = f"{_TOKENS[-1]} tokens, {actives[-1]} experts"
+    return {
+        "moe_eff": rate_of(_size(bench), read, "derived", _FITTED),
+        "moe_t0": number(0.0, begin / 1e3, first.high / 1e3, "us", "derived", _FITTED),
+        "bf16_peak": flops_of(count, peak),
+        "moe_gemm_share": number(share, share, 1.0, "1", "derived", where),
+    }
 
 
 def _cpu(bench: Bench, model: ModelGeometry, known: Mapping[str, Number]) -> Part:
