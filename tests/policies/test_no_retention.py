@@ -55,7 +55,5 @@ def test_nothing_has_changed_but_the_need(records: list[Any], policy: str) -> No
 
 def test_it_admits_nobody() -> None:
     data, where = read_policy("cpu_all")
-    with pytest.raises(
-        UserError, match=r"cpu_all.*is 'demand', but the retention scores"
-    ):
+    with pytest.raises(UserError, match=r"cpu_all.*is 'demand', but the retention scores"):
         Composition.from_mapping({**data, "admission": "demand"}, where)
