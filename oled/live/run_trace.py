@@ -17,7 +17,7 @@ from oled.live.executor import refuse_unsupported
 from oled.live.given import difference
 from oled.live.planlog import PlanLog
 from oled.live.replay import LiveReplay, Routing, form_of, live_replay, slots_of
-from oled.live.store import NUMBERS, HostStore
+from oled.live.store import NUMBERS, HostStore, Preflight
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
 from oled.paths import trace_path
@@ -44,6 +44,7 @@ class TraceRun:
     paced: bool
     difference: str | None  # where the decisions part
     rows: dict[int, int]  # requests in lockstep, of each group
+    preflight: Preflight
 
     def summary(self) -> dict[str, Any]:
         """Flat figures. Simulated times mean something beside live ones only where paced."""
@@ -69,6 +70,7 @@ class TraceRun:
         times = [found["live_tpot_ns"], found["simulated_tpot_ns"]]
         live, simulated = ("-" if time is None else f"{time / 1e6:.2f} ms" for time in times)
         return [
+            str(self.preflight),
             f"{found['forwards']} forwards, {found['layer_steps']} layer-steps: TPOT live {live}, "
             f"simulated {simulated}" + ("" if self.paced else " (no times kept: paced=false)"),
             f"hit rate {found['hit_rate'] or 0:.1%}, {found['transfers']} transfers, "
@@ -128,7 +130,8 @@ def run_trace(
     budget = parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
     ready = assemble(steps, costs, composition, budget, settings, learned)
     slots = slots_of(ready, costs, budget, settings)
-    kind.preflight(int(steps.num_experts.sum()) * size, slots * size).check()
+    preflight = kind.preflight(int(steps.num_experts.sum()) * size, slots * size)
+    preflight.check()
     filling = partial(tqdm, desc="random experts", unit="expert", disable=None)
     store = HostStore.random(form, steps.num_experts, settings.seed, numbers, filling)
     live = live_replay(
@@ -141,4 +144,6 @@ def run_trace(
     plans = PlanLog(simulated.tally.plans, simulated.tally.orders)
     parted = difference(live.plans, live.link, steps, plans, assemble(*known))
     rows = rows_of_groups(subject.steps, settings.batch_size)
-    return TraceRun(steps, live, simulated, trace.geometry.moe_layers, paced, parted, rows)
+    return TraceRun(
+        steps, live, simulated, trace.geometry.moe_layers, paced, parted, rows, preflight
+    )

@@ -138,10 +138,9 @@ class Preflight:
         """Refuse before anything is allocated."""
         if self.host + _MARGIN > self.host_free:
             raise UserError(
-                f"the live run needs {_mib(self.host + _MARGIN)} of host memory "
-                f"more ({self}), "
+                f"the live run needs {_mib(self.host + _MARGIN)} of host memory more, "
                 f"{_mib(self.host_free)} are free: take a smaller model or fewer cache.slots, or "
-                f"raise the memory limit"
+                f"raise the memory limit ({self})"
             )
         needed = self.device + self.beside
         if self.device_free is not None and needed > self.device_free:
@@ -153,12 +152,17 @@ class Preflight:
 
     def __str__(self) -> str:
         where = "host" if self.device_free is None else "device"
-        beside = f", the rest of the model {_mib(self.beside)}" if self.beside else ""
-        return (
-            f"host store {_mib(self.store)}, pinned {_mib(self.pinned)}, given back by the model "
-            f"{_mib(self.replaced)}, while building {_mib(self.building)}, slots "
-            f"{_mib(self.device)} ({where} memory){beside}"
-        )
+        parts = [
+            ("host store", self.store, ""),
+            ("pinned", self.pinned, ""),
+            ("given back by the model", self.replaced, ""),
+            ("while building", self.building, ""),
+            ("slots", self.device, f" ({where} memory)"),
+            ("the rest of the model", self.beside, ""),
+        ]
+        said = [f"{name} {_mib(size)}{more}" for name, size, more in parts if size]
+        free = "" if self.device_free is None else f", of the device {_mib(self.device_free)}"
+        return f"{', '.join(said)}; free host memory {_mib(self.host_free)}{free}"
 
 
 def _mib(size: int) -> str:
