@@ -21,6 +21,7 @@ from oled.models.catalogue import ModelGeometry
 
 _BLOCK_BYTES = 96 * 2**20
 _STREAM_BYTES = 192 * 2**20
+_LONG_NS, _LONG_BYTES = 1_000_000, 8 * 2**20  # of a call
 
 
 class LanesBench:
@@ -113,14 +114,18 @@ class LanesBench:
         return call
 
     def together(self) -> Together:
-        computing = self._computing(1, 4, 1)
-        copying = self._copying(self.form.size, True)
-        cpu_alone, copy_alone = timed(computing), timed(copying)
+        """In calls of a millisecond: what is looked for is the memory, not the interpreter."""
+        one = timed(self._computing(1, 4, 1), 20)
+        experts = int(np.clip(_LONG_NS / one.value, 1, self._rows // 2))
+        copies = int(np.clip(_LONG_BYTES // (4 * self.form.size), 1, len(self._slots) // 2))
+        tokens = min(MOST_TOKENS, 4 * experts)
+        computing = self._computing(experts, tokens, -(-4 * experts // tokens))
+        copying = self._copying(copies * self.form.size, True)
         return Together(
-            cpu_alone=cpu_alone,
-            cpu_beside=_beside(copying, lambda: timed(computing)),
-            copy_alone=copy_alone,
-            copy_beside=_beside(computing, lambda: timed(copying)),
+            cpu_alone=timed(computing).scaled(1 / experts),
+            cpu_beside=_beside(copying, computing).scaled(1 / experts),
+            copy_alone=timed(copying).scaled(1 / copies),
+            copy_beside=_beside(computing, copying).scaled(1 / copies),
         )
 
     def dense_layer(self, model: ModelGeometry, tokens: int, context: int) -> Spread:
@@ -175,8 +180,8 @@ def _by_one_thread(job: Callable[[int], Any]) -> Spread:
         torch.set_num_threads(before)
 
 
-def _beside(other: Callable[[int], Any], measure: Callable[[], Spread]) -> Spread:
-    """Measure while another thread runs `other` again and again."""
+def _beside(other: Callable[[int], Any], job: Callable[[int], Any]) -> Spread:
+    """Times of `job` while another thread runs `other` again and again."""
     stop = threading.Event()
 
     def run() -> None:
@@ -188,7 +193,7 @@ def _beside(other: Callable[[int], Any], measure: Callable[[], Spread]) -> Sprea
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        return measure()
+        return timed(job)
     finally:
         stop.set()
         thread.join()
