@@ -188,9 +188,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def read() -> list[dict[str, Any]]:
-    """All runs so far, whoever made them."""
+    """All runs so far, in the order of `VARIATIONS`."""
     text = JOURNAL.read_text(encoding="utf-8") if JOURNAL.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    rows = [json.loads(line) for line in text.splitlines()]
+    return sorted(rows, key=lambda row: list(VARIATIONS).index(row["variation"]))
 
 
 def write(rows: list[dict[str, Any]]) -> None:

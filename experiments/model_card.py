@@ -198,6 +198,9 @@ def policies(recordings: Recordings) -> str:
             header += [f"{ranking.share:.0%} of the experts", "points over the gate"]
         parts.append(f"{name[0].upper()}{name[1:]}:")
         parts.append(table(header, tiny_policies.rows(rankings)))
+        parts.append(
+            table([tiny_policies.CONFIDENCE, *header[1::2]], tiny_policies.contrasts(rankings))
+        )
     return "\n\n".join(parts)
 
 

@@ -17,7 +17,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "oled_grouped_bmm"
 GROUP = 8  # experts of one product
-ROUND = 16  # rows are padded to a multiple: few shapes, for each of which a kernel is generated once
+ROUND = 16  # rows of a group are padded to a multiple: a kernel is generated for every shape
 
 
 class Group(NamedTuple):

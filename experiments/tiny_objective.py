@@ -116,3 +116,13 @@ def held_out(
         ]
         losses[f"held_out_b{block}"] = sum(parts) / len(parts)
     return losses
+
+
+@torch.no_grad()
+def held_out_next(
+    model: LLaDA2MoeModelLM, corpus: Corpus, recipe: Recipe, windows: int
+) -> dict[str, float]:
+    """The twin's loss on the same windows: the next token's."""
+    clean = corpus.windows(np.arange(windows), recipe.length, recipe.seed, shuffle=False)
+    parts = [autoregressive_loss(model, part).item() for part in clean.split(6)]
+    return {"held_out_next": sum(parts) / len(parts)}

@@ -26,6 +26,8 @@ from oled.trace.tables import Trace
 SHARES = (0.15, 0.25, 0.40)
 SAMPLES = 1000
 GATE = "gate"
+CONFIDENCE = "confidence × gate"
+STATE_GATE = "state-weighted gate, masked 0.1"
 
 
 def _retention(kind: str, **values: Any) -> dict[str, Any]:
@@ -46,9 +48,9 @@ POLICIES: dict[str, str | dict[str, Any]] = {
     GATE: "gate_sum",
     "gate, smoothing 0.5": _competing("gate5", _retention("gate_sum.GateSum", smoothing=0.5)),
     "state-weighted gate, masked 0.3": _competing("s3", _retention(STATE, masked=0.3)),
-    "state-weighted gate, masked 0.1": "state_gate",
+    STATE_GATE: "state_gate",
     "state-weighted gate, masked 0.03": _competing("s03", _retention(STATE, masked=0.03)),
-    "confidence × gate": "oled_priority",
+    CONFIDENCE: "oled_priority",
     "confidence × gate, smoothing 0.5": _competing("c5", _retention(PRIORITY, smoothing=0.5)),
     "confidence × gate, all from logits": _competing(
         "logits", _retention(PRIORITY, opened_from_logits=True)
@@ -103,7 +105,7 @@ def rank(path: Path, policies: Iterable[str] = POLICIES) -> list[Ranking]:
     trace = load(path)
     runs = [(name, trace, POLICIES[name]) for name in policies]
     for how in CONTROLS:
-        runs.append((f"confidence × gate, {how}", exchanged(trace, how), "oled_priority"))
+        runs.append((f"{CONFIDENCE}, {how}", exchanged(trace, how), "oled_priority"))
     found = []
     for share in SHARES:
         hits = {}
@@ -125,6 +127,12 @@ def rows(rankings: list[Ranking]) -> Iterable[tuple[str, ...]]:
             cells.append(f"{ranking.rate(name)}")
             cells.append("–" if name == GATE else _points(gain))
         yield (name, *cells)
+
+
+def contrasts(rankings: list[Ranking]) -> Iterable[tuple[str, ...]]:
+    """Points of confidence × gate over its controls, at each size."""
+    for other in (*(f"{CONFIDENCE}, {how}" for how in CONTROLS), STATE_GATE):
+        yield (f"over {other}", *(_points(r.over(CONFIDENCE, other)) for r in rankings))
 
 
 def _points(gain: Estimate) -> str:

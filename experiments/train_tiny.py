@@ -32,7 +32,7 @@ import tiny_text
 import torch
 import torch.distributed as dist
 from tiny_data import Corpus, Mixture
-from tiny_objective import Routes, autoregressive_loss, diffusion_loss, held_out
+from tiny_objective import Routes, autoregressive_loss, diffusion_loss, held_out, held_out_next
 from tiny_optimizer import optimizers
 from tiny_recipe import RECIPES, Recipe, initial_model
 from torch import Tensor
@@ -206,10 +206,14 @@ class Trainer:
     def record(self, numbers: dict[str, float]) -> None:
         """Append one line to the training log."""
         self.model.eval()
-        losses = held_out(self.model, self.test, self.recipe, windows=self.recipe.held_out_windows)
+        windows = self.recipe.held_out_windows
+        if self.recipe.autoregressive_until == 1:
+            losses = held_out_next(self.model, self.test, self.recipe, windows)
+        else:
+            losses = held_out(self.model, self.test, self.recipe, windows=windows)
         self.model.train()
-        windows = self.step * self.budget.processes * self.recipe.windows
-        tokens = windows * self.recipe.length
+        seen = self.step * self.budget.processes * self.recipe.windows
+        tokens = seen * self.recipe.length
         line = {"step": self.step, "minutes": self.spent_s / 60, "tokens": tokens}
         line = {k: round(v, 5) for k, v in {**line, **numbers, **losses}.items()}
         with (self.out / "train_log.jsonl").open("a") as file:

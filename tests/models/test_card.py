@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import explore_tiny
 import model_card
 import numpy as np
 import pytest
@@ -59,3 +60,8 @@ def test_the_twin_with_a_cache_is_causal_attention(config: LLaDA2MoeConfig) -> N
         twin.set_attn_implementation(tiny_attention.NAME)
         whole = twin.lm_head(twin.model(ids).last_hidden_state)
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_the_table_of_runs_is_of_the_runs() -> None:
+    table = (explore_tiny.RESULTS / "runs.md").read_text(encoding="utf-8")
+    assert table == explore_tiny.table(explore_tiny.read())
