@@ -24,7 +24,8 @@ KEYS = {
   model=tiny|NAME|PATH         a model that transformers stores with fused experts
   prompts=FILE skip=N limit=N  JSONL; default: two of the bundled prompts
   decode=block_diffusion|autoregressive  and its keys, as in oled record
-  trace=NAME|DIR forwards=N    instead of a model: its routing with random weights
+  trace=NAME|DIR forwards=N    instead of a model: its routing with random weights;
+                               workload.batch_size=N requests in lockstep
   policy=NAME|FILE.yaml  cache.slots=10|0.25|8GiB  cache.scope=  cache.staging=8  cache.lifecycle=
   backend=emulated|cuda        threads with real copies and arithmetic on the CPU, or a GPU
   paced=true                   jobs last as long as on hardware=NAME (cost.geometry=NAME)
@@ -34,8 +35,10 @@ KEYS = {
     "validate": """\
   preset=short|full            45 seconds, or minutes
   policies=[lru,oled]  cache.slots=[20,50]  trace=NAME|DIR  forwards=N  repeats=3
+  workload.batch_size=1
   hardware=NAME|FILE.yaml  runtime=NAME  cost.geometry=NAME   whose times the lanes keep
   pace.dilation=3              in slow motion; pace.kept=false: no times are kept, no gate
+  gated=false                  the clock's error is told, decisions and outputs alone decide
   backend=emulated|cuda        cuda: experts of cost.geometry's size; hardware=FILE of oled profile
   out=DIR                      writes DIR/report.json, DIR/validate.png""",
     "profile": """\

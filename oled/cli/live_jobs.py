@@ -85,6 +85,7 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
             kind=kind,
             calibration=_calibration_of(values),
             geometry=_geometry(values),
+            gated=values["gated"],
         )
     files = report.write(found, out)
     text = "\n".join([report.text(found), *map(str, files)])

@@ -195,6 +195,7 @@ class Validate:
     policies: list[str] | None = MISSING
     backend: str = MISSING
     pace: PaceKeys = field(default_factory=PaceKeys)
+    gated: bool = MISSING
     repeats: int = MISSING
     forwards: int | None = MISSING
     calibration: str | None = MISSING

@@ -52,7 +52,7 @@ def text(report: Mapping[str, Any]) -> str:
             *report["labels"],
             *report["reasons"],
             f"verdict: {_VERDICTS[report['verdict']]}"
-            + ("" if report["paced"] else " (decisions and outputs only: no times were kept)"),
+            + ("" if report["gated"] else " (of decisions and outputs only)"),
         ]
     )
 

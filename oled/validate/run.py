@@ -104,23 +104,16 @@ def validate(
     kind: Kind = EMULATED,
     calibration: str | None = None,
     geometry: ModelGeometry | None = None,
+    gated: bool = True,
 ) -> dict[str, Any]:
     """The report (see DESIGN §8, `oled.validate.judge` and, of real devices, `devices`).
 
     Lanes that keep the times of `geometry`'s experts compute with the trace's own, a device with
-    experts of that size.
+    experts of that size. Not `gated`: decisions and outputs alone decide on the verdict.
     """
     began = time.perf_counter()
     subject = Subject.of(trace)
-    configurations = []
-    for policy in plan.policies:
-        composition = load_composition(policy)
-        refuse_unsupported(composition, settings)
-        refuse_what_is_missing(subject, composition)
-        learned, _ = calibrate(subject, composition, calibration)
-        for slots in plan.slots:
-            chosen = replace(settings, slots=slots, plans=True)
-            configurations.append(Configuration(composition, chosen, learned))
+    configurations = _configurations(subject, plan, settings, calibration)
     routing = Routing.of(trace, subject.steps, 0, plan.forwards, settings.batch_size)
     steps = routing.steps
     form = form_of(trace.geometry, None if kind.keeps_time else geometry)
@@ -147,19 +140,14 @@ def validate(
         pairs = run_pairs(
             routing, store, costs, configurations, plan, resident, kind=kind, paced=pace.kept
         )
-    rows = [row(pair, steps) for pair in pairs]
-    strangers = foreign(profile, kind.machine)
-    if kind.keeps_time:
-        found = {"definitions": DEFINITIONS.splitlines(), **judge(rows, gated=pace.kept)}
-    else:
-        told = [*DEFINITIONS.splitlines(), *definitions(kind.tolerance).splitlines()]
-        found = {"definitions": told, **judge_device(rows, gated=pace.kept and not strangers)}
+    strangers = [] if kind.keeps_time else list(foreign(profile, kind.machine))
+    gated = gated and pace.kept and not strangers
     return {
-        **found,
-        "configurations": rows,
+        **_judged([row(pair, steps) for pair in pairs], kind, gated),
         "backend": kind.name,
         "resident_share": resident.settings.slots,
         "paced": pace.kept,
+        "gated": gated,
         "dilation": pace.dilation,
         "forwards": steps.num_forwards,
         "layer_steps": steps.num_steps,
@@ -169,11 +157,36 @@ def validate(
         "hardware": profile.name,
         "runtime": runtime.name,
         "costs": dict(costs.provenance),
-        "labels": [*costs.labels, *([] if kind.keeps_time else strangers)],
+        "labels": [*costs.labels, *strangers],
         "machine": machine(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "wall_s": time.perf_counter() - began,
     }
+
+
+def _configurations(
+    subject: Subject, plan: Plan, settings: Settings, calibration: str | None
+) -> list[Configuration]:
+    """Every policy with every number of slots; what cannot run is refused."""
+    found = []
+    for policy in plan.policies:
+        composition = load_composition(policy)
+        refuse_unsupported(composition, settings)
+        refuse_what_is_missing(subject, composition)
+        learned, _ = calibrate(subject, composition, calibration)
+        for slots in plan.slots:
+            chosen = replace(settings, slots=slots, plans=True)
+            found.append(Configuration(composition, chosen, learned))
+    return found
+
+
+def _judged(rows: list[dict[str, Any]], kind: Kind, gated: bool) -> dict[str, Any]:
+    """Definitions, figures and verdict, and the configurations that they come from."""
+    told = DEFINITIONS.splitlines()
+    if kind.keeps_time:
+        return {"definitions": told, **judge(rows, gated=gated), "configurations": rows}
+    told += definitions(kind.tolerance).splitlines()
+    return {"definitions": told, **judge_device(rows, gated=gated), "configurations": rows}
 
 
 def _resident(
