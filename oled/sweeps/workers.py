@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,7 +41,9 @@ class Workers:
     def ready(self) -> Iterator[None]:
         """Inside, joblib's `Parallel` computes on these workers."""
         if self.backend == "loky":
-            with parallel_config("loky", n_jobs=self.processes):
+            with parallel_config("loky", n_jobs=self.processes), warnings.catch_warnings():
+                # a worker that has grown by 300 MB is begun anew, as large traces make it; no loss
+                warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
                 yield
         elif self.backend == "dask":
             with self._dask():
