@@ -17,12 +17,12 @@ from tqdm import tqdm
 from oled.hardware import CostTables, Profile, Runtime, build_costs
 from oled.hardware.labels import foreign
 from oled.live.backends.kinds import EMULATED, Kind
-from oled.live.executor import refuse_unsupported
+from oled.live.executor import device_slots, refuse_unsupported
 from oled.live.given import difference
 from oled.live.machine import machine
 from oled.live.outputs import Outputs
 from oled.live.planlog import PlanLog, equal_share
-from oled.live.replay import LiveReplay, Routing, form_of, live_replay, slots_of
+from oled.live.replay import LiveReplay, Routing, form_of, live_replay
 from oled.live.store import NUMBERS, HostStore
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition, load_composition
@@ -50,6 +50,7 @@ _LANE_OF = {
     ln.LOG_BACK: 2,
     ln.LOG_CPU: 3,
 }
+_ROOM_TO_WORK = 512 * 2**20  # on a device, beside the slots; assumed
 _STREAMED = 8  # staging slots of the resident run where the device does not hold all experts
 RESIDENT = Composition.from_mapping(
     {
@@ -90,7 +91,7 @@ class Configuration:
         """Slots that it needs on the device."""
         budget = self.budget(steps, costs)
         known = (steps, costs, self.composition, budget, self.settings, self.calibration)
-        return slots_of(assemble(*known), costs, budget, self.settings)
+        return device_slots(assemble(*known), costs, budget, self.settings.staging_slots)
 
 
 def validate(
@@ -202,8 +203,8 @@ def _resident(
     free = kind.device_free()
     if free is None:
         most = max(most, experts + 1)
-    elif (experts + 1) * size > free:
-        fitting = free // size - _STREAMED
+    elif (experts + 1) * size > free - _ROOM_TO_WORK:
+        fitting = (free - _ROOM_TO_WORK) // size - _STREAMED
         share = max(0.0, fitting / experts)
         settings = replace(settings, slots=float(np.floor(1000 * share) / 1000), staging=_STREAMED)
     kind.preflight(experts * size, most * size).check()

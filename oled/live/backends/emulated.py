@@ -12,9 +12,7 @@ computes without waiting gets NaN.
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 import threading
 import time
 from typing import Any
@@ -29,7 +27,6 @@ from oled.live.store import HostStore
 from oled.policies.interface import Costs
 from oled.sim import lanes as ln
 
-_SWITCH_S = 5e-5  # longest time that a thread keeps the interpreter
 _NICE = {GPU: 4, CPU: 8}  # compute gives way to the lanes that keep time
 
 
@@ -49,26 +46,14 @@ class Emulated(Lanes[int]):
         self._rivals = dict(zip((LINK, CPU), Rival.pair(costs.contention_ppm), strict=True))
         self._woken = 0  # since when there may be something to copy ahead
         self._fetching: Job | None = None
-        self._restore: tuple[float, bool] | None = None
 
     def open(self, ahead: Ahead | None) -> None:
         warm()
-        if self.paced:
-            self._restore = (sys.getswitchinterval(), gc.isenabled())
-            sys.setswitchinterval(_SWITCH_S)
-            gc.disable()
-            no_timer_slack()
         super().open(ahead)
         self.start()
 
     def close(self) -> None:
         super().close()
-        if self._restore is not None:
-            switch, collecting = self._restore
-            sys.setswitchinterval(switch)
-            if collecting:
-                gc.enable()
-            self._restore = None
         self._device = np.zeros((0, self.store.form.size), np.float32)
 
     def enter_lane(self, name: str) -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from oled.live.backends import Ahead, LaneError, LayerWork, Piece
-from oled.live.backends.pacing import Pacer
+from oled.live.backends.pacing import Pacer, on_time
 from oled.live.kernels import Ints
 
 SILENCE_S = 60.0  # without an answer of any lane
@@ -53,6 +54,7 @@ class Lanes(ABC, Generic[Mark]):
         self._threads: list[threading.Thread] = []
         self._running: LayerWork | None = None
         self._ahead: Ahead | None = None
+        self._undo = ExitStack()
 
     @abstractmethod
     def begin(self, work: LayerWork) -> Mark:
@@ -126,6 +128,8 @@ class Lanes(ABC, Generic[Mark]):
 
     def open(self, ahead: Ahead | None) -> None:
         self._ahead = ahead
+        if self.paced:
+            self._undo.enter_context(on_time())
         lanes = ((GPU, self._compute), (LINK, self._copy_all), (CPU, self._compute_on_host))
         for name, job in lanes:
             self._jobs[name] = SimpleQueue()
@@ -143,6 +147,7 @@ class Lanes(ABC, Generic[Mark]):
             thread.join()
         self._jobs.clear()
         self._threads.clear()
+        self._undo.close()
 
     def wake(self) -> None:
         if self._ahead is not None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from oled.live.kernels import spin_until
 
+_SWITCH_S = 5e-5  # longest time that a thread keeps the interpreter
 SPIN_NS = 120_000  # of a wait are watched, not slept
 PPM = 1_000_000
 _PR_SET_TIMERSLACK = 29
@@ -104,6 +108,21 @@ class Job:
     def close(self, end_ns: int) -> int:
         self.end_ns = end_ns
         return end_ns
+
+
+@contextmanager
+def on_time() -> Iterator[None]:
+    """Threads take turns often, the collector rests, sleepers wake up when they said."""
+    switch, collecting = sys.getswitchinterval(), gc.isenabled()
+    sys.setswitchinterval(_SWITCH_S)
+    gc.disable()
+    no_timer_slack()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(switch)
+        if collecting:
+            gc.enable()
 
 
 def no_timer_slack() -> None:
