@@ -2,7 +2,8 @@
 
 What is put on a stream runs when somebody waits for it, in the order of its stream and after the
 events that the stream was told to wait for, and after nothing else. Streams named `greedy` run
-theirs at once instead, as far as the events they wait for allow. So a missing wait shows: a copy
+theirs at once instead, as far as the events they wait for allow; with a `seed` whichever stream comes
+up runs a little whenever anything happens. So a missing wait shows: a copy
 that does not wait for the last use of its slot overwrites weights that a lazy computation has not
 read yet, a computation that does not wait for a landing reads what a lazy copy has not written.
 Memory is full of NaN until written.
@@ -10,6 +11,7 @@ Memory is full of NaN until written.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import deque
@@ -31,6 +33,7 @@ class LazyDevice:
         self,
         greedy: Collection[str] = (),
         *,
+        seed: int | None = None,
         memory: int = 2**40,
         pinnable: int = 2**40,
         ignored: Callable[[LazyStream, LazyEvent], bool] = lambda stream, event: False,
@@ -39,6 +42,7 @@ class LazyDevice:
         self.place = "cpu"
         self.lock = threading.RLock()
         self.greedy = frozenset(greedy)
+        self._drawn = None if seed is None else random.Random(seed)
         self.ignored = ignored  # waits that are left out
         self.pinned: list[int] = []  # addresses
         self.jobs = 0
@@ -91,6 +95,9 @@ class LazyDevice:
 
     def run_greedy(self) -> None:
         """Everything that greedy streams may run by now."""
+        if self._drawn is not None:
+            for _ in range(self._drawn.randrange(4)):
+                self._drawn.choice(self._streams).run_head()
         moved = True
         while moved:
             streams = [s for s in self._streams if s.name in self.greedy]

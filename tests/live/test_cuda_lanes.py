@@ -73,6 +73,13 @@ def test_with_experts_on_the_cpu_and_copies_ahead_it_is_so_up_to_rounding(
     assert done.outputs.error(whole) < ROUNDING
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_streams_may_take_any_turns(few, whole, seed):
+    for policy, staging in (("oled_priority", 1), ("oled", 8), ("hybrimoe", 8)):
+        done = live(few, policy, 20, LazyDevice(seed=seed), staging=staging)
+        assert done.outputs.error(whole) < ROUNDING
+
+
 def test_it_computes_what_the_emulated_lanes_do(few, resident_few, whole):
     assert whole.error(resident_few) < ROUNDING
 
