@@ -2,10 +2,10 @@
 
 What is put on a stream runs when somebody waits for it, in the order of its stream and after the
 events that the stream was told to wait for, and after nothing else. Streams named `greedy` run
-theirs at once instead, as far as the events they wait for allow; with a `seed` whichever stream comes
-up runs a little whenever anything happens. So a missing wait shows: a copy
-that does not wait for the last use of its slot overwrites weights that a lazy computation has not
-read yet, a computation that does not wait for a landing reads what a lazy copy has not written.
+theirs at once instead, as far as the events they wait for allow; with a `seed` any stream runs a
+little whenever anything happens. So a missing wait shows: a copy that does not wait for the last
+use of its slot overwrites weights that a lazy computation has not read yet, a computation that does
+not wait for a landing reads what a lazy copy has not written.
 Memory is full of NaN until written.
 """
 
