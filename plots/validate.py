@@ -40,8 +40,8 @@ def draw(report: Mapping[str, Any]) -> Figure:
         seen: dict[str, int] = {}
         for time, row in zip(times, rows, strict=True):
             shape = look(row["policy"])
-            style = {"color": shape.color, "marker": shape.marker, "markeredgecolor": "black"}
-            style |= {"linestyle": "", "markersize": 4, "markeredgewidth": 0.4}
+            style: dict[str, Any] = {"color": shape.color, "marker": shape.marker, "linestyle": ""}
+            style |= {"markersize": 4, "markeredgewidth": 0.4, "markeredgecolor": "black"}
             left.plot(*time, **style)
             turn = seen.get(row["policy"], 0)
             seen[row["policy"]] = turn + 1
