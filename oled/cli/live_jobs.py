@@ -113,7 +113,8 @@ def _run_model(
 ) -> str:
     from oled import record
     from oled.hardware import load_profile, load_runtime
-    from oled.live.run import Machine, live_run, simulate_run
+    from oled.live.decoded import simulate_run
+    from oled.live.run import Machine, live_run
     from oled.paths import traces_dir
     from oled.sim.calibration import Calibration
     from oled.sim.subject import Subject

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
+from oled.hardware import CostTables
 from oled.live.ahead import CopiesAhead
 from oled.live.backends import Backend, LayerWork
 from oled.live.decider import Decider
-from oled.live.kernels import Ints, group_pairs
+from oled.live.kernels import group_pairs
 from oled.live.slots import SlotPool
 from oled.live.store import HostStore
 from oled.policies.composition import Composition
@@ -34,7 +35,9 @@ from oled.policies.interface import (
     Step,
 )
 from oled.sim.lanes import LOG_POLICY, LOG_QUEUE, LOG_RESIDENTS
+from oled.sim.prepare import Assembly
 from oled.sim.settings import Settings
+from oled.sim.slots import Budget
 
 
 class Executor:
@@ -207,6 +210,7 @@ def refuse_unsupported(composition: Composition, settings: Settings) -> None:
         )
 
 
-def device_slots(capacity: Ints, total_bytes: int, expert_bytes: Ints, staging: int) -> int:
-    """Slots on the device: residents of all layers (or of the pool) and staging."""
-    return max(int(capacity.sum()), int(total_bytes // expert_bytes.min())) + staging
+def device_slots(ready: Assembly, costs: CostTables, budget: Budget, staging: int) -> int:
+    """Slots on the device: residents of all layers (or of the pool) and `staging`."""
+    pooled = int(budget.total_bytes // costs.expert_bytes.min()) if ready.rules.pooled else 0
+    return max(int(ready.start.capacity.sum()), pooled) + staging

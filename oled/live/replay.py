@@ -27,7 +27,7 @@ from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
 from oled.sim.calibration import Calibration
 from oled.sim.lanes import LOG_DENSE, LOG_HEAD
-from oled.sim.prepare import Assembly, assemble
+from oled.sim.prepare import assemble
 from oled.sim.replay import step_of
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
@@ -171,7 +171,7 @@ def live_replay(
     refuse_unsupported(composition, settings)
     steps = routing.steps
     ready = assemble(steps, costs, composition, budget, settings, calibration)
-    slots = slots_of(ready, costs, budget, settings)
+    slots = device_slots(ready, costs, budget, settings.staging_slots)
     kind.preflight(0, slots * store.expert_bytes).check()
     backend = kind.make(store, slots, ready.costs, paced)
     executor = Executor(store, slots, Decider(ready), backend)
@@ -214,12 +214,4 @@ def live_replay(
         work_ns=work_ns,
         decide_ns=np.array(executor.decide_ns, np.int64),
         entries=np.array(backend.entries, np.int64).reshape(-1, 6),
-    )
-
-
-def slots_of(ready: Assembly, costs: CostTables, budget: Budget, settings: Settings) -> int:
-    """Slots on the device that a configuration needs."""
-    total_bytes = budget.total_bytes if ready.rules.pooled else 0
-    return device_slots(
-        ready.start.capacity, total_bytes, costs.expert_bytes, settings.staging_slots
     )

@@ -13,10 +13,10 @@ from tqdm import tqdm
 
 from oled.hardware import Profile, Runtime, build_costs
 from oled.live.backends.kinds import EMULATED, Kind
-from oled.live.executor import refuse_unsupported
+from oled.live.executor import device_slots, refuse_unsupported
 from oled.live.given import difference
 from oled.live.planlog import PlanLog
-from oled.live.replay import LiveReplay, Routing, form_of, live_replay, slots_of
+from oled.live.replay import LiveReplay, Routing, form_of, live_replay
 from oled.live.store import NUMBERS, HostStore, Preflight
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
@@ -129,7 +129,7 @@ def run_trace(
     )
     budget = parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
     ready = assemble(steps, costs, composition, budget, settings, learned)
-    slots = slots_of(ready, costs, budget, settings)
+    slots = device_slots(ready, costs, budget, settings.staging_slots)
     preflight = kind.preflight(int(steps.num_experts.sum()) * size, slots * size)
     preflight.check()
     filling = partial(tqdm, desc="random experts", unit="expert", disable=None)

@@ -13,8 +13,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from oled.errors import UserError
 from oled.hardware import load_profile, load_runtime
+from oled.live.decoded import LiveRun, simulate_run
 from oled.live.experts import numbers_of, take_experts
-from oled.live.run import LiveRun, Machine, live_run, simulate_run
+from oled.live.run import Machine, live_run
 from oled.live.store import Preflight, free_host_memory
 from oled.policies.composition import load_composition
 from oled.record import Autoregressive, BlockDiffusion, LoadedModel, load_model, plain_prompt
