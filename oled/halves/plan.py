@@ -52,6 +52,13 @@ class PathPlan:
         """From an expert to its expansion, numbered from 0: [E]."""
         return np.unique(self.sources[layer], return_inverse=True)[1].astype(np.int64)
 
+    def __str__(self) -> str:
+        experts = sum(len(source) for source in self.sources)
+        return (
+            f"{sum(self.expansions)} of {experts} expansions kept, by layer "
+            f"{'/'.join(map(str, self.expansions))}; {self.bytes_share:.0%} of the bytes"
+        )
+
     @classmethod
     def at_random(cls, experts: Sequence[int], share: float, top_k: int, seed: int = 0) -> Self:
         """Made-up paths: a `share` of each layer's expansions stays, the other experts take any.

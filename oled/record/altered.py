@@ -28,6 +28,10 @@ class Alteration(AbstractContextManager[Any], Protocol):
         """Whether a block's first forward, in which all is masked, decides for its later ones."""
         ...
 
+    def summary(self) -> dict[str, Any]:
+        """Flat figures of what was changed; `str` says them in words."""
+        ...
+
     def announce(self, coming: Pass) -> None:
         """A decoding pass is about to run."""
         ...

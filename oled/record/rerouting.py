@@ -84,6 +84,13 @@ class Rerouting:
     ) -> None:
         self._undo.close()
 
+    def __str__(self) -> str:
+        return str(self.change)
+
+    def summary(self) -> dict[str, Any]:
+        """What the rule has changed so far."""
+        return {"rule": self.change.rule, **self.change.metrics()}
+
     def announce(self, coming: Pass) -> None:
         """A decoding pass is about to run: the shares of its blocks follow the rule."""
         groups = [

@@ -1,0 +1,65 @@
+"""A model's experts in halves, from prompts to a trace: prune, measure, decode on the paths."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oled.errors import UserError
+from oled.halves import write_path_trace
+from oled.record.decode import BlockDiffusion, Decoding
+from oled.record.loading import LoadedModel
+from oled.record.on_paths import OnPaths, save_paths
+from oled.record.prompts import Prompt, tokenize
+from oled.record.pruning import prune_paths
+from oled.record.quality import Quality, quality
+from oled.record.run import RecordReport, record
+from oled.record.threads import threads_for
+
+
+@dataclass(frozen=True, slots=True)
+class PathsReport:
+    """What came of it, and where it is."""
+
+    on_paths: OnPaths
+    quality: Quality
+    recorded: RecordReport
+    paths: Path
+    trace: Path
+
+
+def run_on_paths(
+    loaded: LoadedModel,
+    learned: Sequence[Prompt],
+    prompts: Sequence[Prompt],
+    decode: Decoding,
+    tolerance: float,
+    out: Path,
+    *,
+    chat: bool | None = None,
+    free: bool = True,
+    seed: int = 0,
+) -> PathsReport:
+    """Prune on the prompts `learned`; measure the model on the others, and let it decode them.
+
+    Writes OUT/paths.npz and OUT/trace, whose text is that of the pruned model.
+    """
+    if not isinstance(decode, BlockDiffusion):
+        raise UserError("paths are pruned by a block-diffusion loss: use decode=block_diffusion")
+    known = {prompt.sha256 for prompt in learned}
+    if any(prompt.sha256 in known for prompt in prompts):
+        raise UserError("learn.prompts and prompts share a prompt: judge on others (skip=, limit=)")
+    settings = decode.resolve(loaded.model, loaded.tokenizer)
+    with threads_for(loaded.model):
+        requests = tokenize(learned, loaded.tokenizer, chat=chat)
+        pruned = prune_paths(loaded.model, requests, settings, tolerance, seed=seed)
+    on_paths = OnPaths(loaded.model, pruned)
+    found = quality(loaded, prompts, decode, on_paths, chat=chat, free=free, seed=seed)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as folder, on_paths:
+        whole = Path(folder) / "trace"
+        recorded = record(loaded, prompts, decode, whole, chat=chat, seed=seed)
+        trace = write_path_trace(whole, out / "trace", pruned.plan)
+    return PathsReport(on_paths, found, recorded, save_paths(pruned, out / "paths.npz"), trace)
