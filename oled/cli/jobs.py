@@ -113,17 +113,18 @@ def _subject(source: str | Synthetic, allow_partial: bool, cues: Cues | None) ->
 
     if cues is not None:
         return Subject.of(mark_stages(_trace(source, allow_partial), cues))
-    return Subject.of(_folder(source), allow_partial=allow_partial)
+    return Subject.of(folder_of(source), allow_partial=allow_partial)
 
 
 @functools.lru_cache(maxsize=2)
 def _trace(source: str | Synthetic, allow_partial: bool) -> Trace:
     from oled.trace import load
 
-    return load(_folder(source), allow_partial=allow_partial)
+    return load(folder_of(source), allow_partial=allow_partial)
 
 
-def _folder(source: str | Synthetic) -> Path:
+def folder_of(source: str | Synthetic) -> Path:
+    """Where the trace is; a made-up one is made if it is not there yet."""
     from oled.paths import trace_path
 
     if isinstance(source, str):

@@ -140,6 +140,49 @@ class Record:
 
 
 @dataclass
+class Quality:
+    """`oled quality`."""
+
+    out: str = MISSING
+    model: Model = field(default_factory=Model)
+    decode: Any = MISSING
+    policy: dict[str, Any] | None = None
+    paths: str | None = MISSING
+    prompts: str | None = MISSING
+    skip: int = MISSING
+    limit: int | None = MISSING
+    chat: bool | None = MISSING
+    free: bool = MISSING
+    seed: int = MISSING
+
+
+@dataclass
+class Learn:
+    prompts: str | None = MISSING
+    skip: int = MISSING
+    limit: int | None = MISSING
+
+
+@dataclass
+class Paths:
+    """`oled paths`."""
+
+    out: str = MISSING
+    model: Model = field(default_factory=Model)
+    decode: Any = MISSING
+    trace: Trace | None = None
+    learn: Learn = field(default_factory=Learn)
+    tolerance: float = MISSING
+    prompts: str | None = MISSING
+    skip: int = MISSING
+    limit: int | None = MISSING
+    chat: bool | None = MISSING
+    free: bool = MISSING
+    share: float = MISSING
+    seed: int = MISSING
+
+
+@dataclass
 class Lockstep:
     """The workload of a trace that runs live."""
 
@@ -207,6 +250,8 @@ def register() -> None:
     store = ConfigStore.instance().store
     store(name="simulate_schema", node=Simulate)
     store(name="record_schema", node=Record)
+    store(name="quality_schema", node=Quality)
+    store(name="paths_schema", node=Paths)
     store(name="run_schema", node=Run)
     store(name="validate_schema", node=Validate)
     store(group="trace", name="synthetic_schema", node=SyntheticTrace)

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from oled.cli import inspection, runs, studies, traces
+from oled.cli import altered, inspection, runs, studies, traces
 from oled.paths import conf_dir
 
-VERBS = [*runs.VERBS, *studies.VERBS, *inspection.VERBS, *traces.VERBS]
+VERBS = [*runs.VERBS, *altered.VERBS, *studies.VERBS, *inspection.VERBS, *traces.VERBS]
 
 
 @pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)], ids=["oled", *VERBS])

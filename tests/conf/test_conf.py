@@ -60,7 +60,7 @@ def test_every_option_composes(group, option):
     assert group == "experiment" or config[group]
 
 
-@pytest.mark.parametrize("verb", ["simulate", "record", "run", "validate"])
+@pytest.mark.parametrize("verb", ["simulate", "record", "quality", "paths", "run", "validate"])
 def test_defaults_compose(verb):
     assert composed(verb)["seed"] == 0
 
@@ -69,6 +69,8 @@ def test_the_schema_names_every_key_of_the_verbs():
     shapes = {
         "simulate": schema.Simulate,
         "record": schema.Record,
+        "quality": schema.Quality,
+        "paths": schema.Paths,
         "run": schema.Run,
         "validate": schema.Validate,
     }

@@ -1,0 +1,95 @@
+"""From the composed configuration of `quality` and `paths` to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oled import results
+from oled.cli.jobs import Values, checkpoint, decoding, folder_of, rule_of, source_of
+from oled.errors import UserError
+
+if TYPE_CHECKING:
+    from oled.record import LoadedModel
+    from oled.record.altered import Alteration
+    from oled.record.quality import Quality
+
+
+def quality(values: Values, out: Path, in_sweep: bool) -> str:
+    """A model with and without a change of its experts: OUT/quality.json."""
+    from oled import record
+    from oled.paths import traces_dir
+    from oled.record.quality import quality
+
+    if (values["policy"] is None) == (values["paths"] is None):
+        raise UserError("give what changes the experts: policy=NAME or paths=FILE.npz")
+    source = values["prompts"] or traces_dir() / "prompts.jsonl"
+    prompts = record.load_prompts(source, skip=values["skip"], limit=values["limit"])
+    loaded = checkpoint(values["model"], values["model"]["device"])
+    alteration = _alteration(values, loaded)
+    found = quality(
+        loaded,
+        prompts,
+        decoding(values["decode"]),
+        alteration,
+        chat=values["chat"],
+        free=values["free"],
+        seed=values["seed"],
+    )
+    return _written(out, found, alteration)
+
+
+def paths(values: Values, out: Path, in_sweep: bool) -> str:
+    """A model on pruned paths, or made-up paths for a trace: OUT/trace."""
+    return _made_up(values, out) if values["trace"] is not None else _pruned(values, out)
+
+
+def _alteration(values: Values, loaded: LoadedModel) -> Alteration:
+    from oled.record.on_paths import OnPaths, load_paths
+    from oled.record.rerouting import Rerouting
+
+    if values["policy"] is not None:
+        return Rerouting(loaded.model, rule_of(values["policy"]))
+    return OnPaths(loaded.model, load_paths(Path(values["paths"])))
+
+
+def _written(out: Path, found: Quality, alteration: Alteration) -> str:
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "quality.json"
+    results.write_json(file, {**alteration.summary(), **found.summary()})
+    return "\n".join([str(alteration), *found.lines(), str(file)])
+
+
+def _made_up(values: Values, out: Path) -> str:
+    from oled.halves import PathPlan, write_path_trace
+    from oled.trace import read_manifest
+
+    folder = folder_of(source_of(values["trace"]))
+    geometry = read_manifest(folder).geometry
+    experts, top_k = geometry.experts_per_layer, geometry.top_k
+    plan = PathPlan.at_random(experts, values["share"], top_k, values["seed"])
+    done = write_path_trace(folder, out / "trace", plan)
+    return f"made-up paths, {plan}\n{done}"
+
+
+def _pruned(values: Values, out: Path) -> str:
+    from oled import record
+    from oled.record.paths_run import run_on_paths
+
+    learn = values["learn"]
+    for key, value in (("learn.prompts", learn["prompts"]), ("prompts", values["prompts"])):
+        if value is None:
+            raise UserError(f"{key} must be given")
+    done = run_on_paths(
+        checkpoint(values["model"], values["model"]["device"]),
+        record.load_prompts(learn["prompts"], skip=learn["skip"], limit=learn["limit"]),
+        record.load_prompts(values["prompts"], skip=values["skip"], limit=values["limit"]),
+        decoding(values["decode"]),
+        values["tolerance"],
+        out,
+        chat=values["chat"],
+        free=values["free"],
+        seed=values["seed"],
+    )
+    lines = [_written(out, done.quality, done.on_paths), done.paths, done.recorded, done.trace]
+    return "\n".join(map(str, lines))
