@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from oled.errors import UserError
 from oled.hardware import load_profile, load_runtime
+from oled.live.backends.emulated import Emulated
 from oled.live.decoded import LiveRun, simulate_run
 from oled.live.experts import numbers_of, take_experts
 from oled.live.run import Machine, live_run
@@ -231,20 +234,32 @@ def test_half_precision_is_refused():
         numbers_of(moe_layers(model), ("float32",))
 
 
-def test_a_failure_gives_the_model_back(tiny, monkeypatch):
-    from oled.live.backends.emulated import Emulated
-
+@pytest.mark.parametrize(
+    ("where", "error", "told"),
+    [
+        ("copy", OSError("the copy failed"), "the link lane failed: .*the copy failed"),
+        ("fetch", OSError("the copy failed"), "the link lane failed: .*the copy failed"),
+        ("compute_on_host", MemoryError("no more"), "the cpu lane failed: .*no more"),
+        ("begin", KeyboardInterrupt(), None),  # Ctrl-C reaches the main thread
+    ],
+)
+def test_a_failure_gives_the_model_back(tiny, monkeypatch, where, error, told):
     def fail(self, *_):
-        raise OSError("the copy failed")
+        raise error
 
     names = list(ALL_EXPERTS_FUNCTIONS)
     before = tiny.model.get_experts_implementation()
-    with monkeypatch.context() as patch:
-        patch.setattr(Emulated, "copy", fail)
-        with pytest.raises(UserError, match="the copy failed"):
-            decode(tiny, "lru", 10)
+    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    expected = pytest.raises(KeyboardInterrupt) if told is None else pytest.raises(UserError)
+    with monkeypatch.context() as patch, expected as raised:
+        patch.setattr(Emulated, where, fail)
+        decode(tiny, "hybrimoe", 10, calibration=learned)
+    if told is not None:
+        assert re.search(told, str(raised.value))
     assert list(ALL_EXPERTS_FUNCTIONS) == names
     assert tiny.model.get_experts_implementation() == before
+    assert not [t for t in threading.enumerate() if t.name.startswith("oled-")]
+    assert not any(m._forward_hooks for m in tiny.model.modules())  # the gates are let go, too
 
 
 def test_the_store_holds_the_experts_once(tiny):
