@@ -268,7 +268,8 @@ def _claim(target: Target, values: np.ndarray) -> Claim:
     """The mean over the made-up models in its range, or how far outside of it."""
     residual = target.residual(float(values.mean()))
     why = [f"residual {residual:.2g}"] if residual else []
-    why += ["no fit met it: the new set is meant"] if target.measure == OTHER_READING else []
+    if target.measure == OTHER_READING:
+        why.append("with the published unions no fit met it: the new set is meant")
     return Claim(
         f"{target.measure}, {target.trace}",
         f"{target.published}; allowed {target.low:g} to {target.high:g}",
