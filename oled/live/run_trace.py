@@ -16,7 +16,8 @@ from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.executor import device_slots, refuse_unsupported
 from oled.live.given import difference
 from oled.live.planlog import PlanLog
-from oled.live.replay import LiveReplay, Routing, form_of, live_replay
+from oled.live.replay import LiveReplay, live_replay
+from oled.live.routing import Routing, form_of
 from oled.live.store import NUMBERS, HostStore, Preflight
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry

@@ -22,7 +22,8 @@ from oled.live.given import difference
 from oled.live.machine import machine
 from oled.live.outputs import Outputs
 from oled.live.planlog import PlanLog, equal_share
-from oled.live.replay import LiveReplay, Routing, form_of, live_replay
+from oled.live.replay import LiveReplay, live_replay
+from oled.live.routing import Routing, form_of
 from oled.live.store import NUMBERS, HostStore
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition, load_composition

@@ -9,7 +9,8 @@ import numpy as np
 
 from oled.hardware import CostTables, build_costs, load_profile, load_runtime
 from oled.live.backends.kinds import EMULATED, Kind
-from oled.live.replay import LiveReplay, Routing, form_of, live_replay
+from oled.live.replay import LiveReplay, live_replay
+from oled.live.routing import Routing, form_of
 from oled.live.store import HostStore
 from oled.paths import trace_path
 from oled.policies.composition import Composition, load_composition

@@ -8,7 +8,8 @@ from typing import Any
 
 from oled.hardware import CostTables
 from oled.live.given import difference_given
-from oled.live.replay import LiveReplay, Routing, live_replay
+from oled.live.replay import LiveReplay, live_replay
+from oled.live.routing import Routing
 from oled.live.store import HostStore
 from oled.policies.composition import Composition, load_composition
 from oled.policies.files import composition_names

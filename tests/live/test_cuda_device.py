@@ -9,7 +9,7 @@ import torch
 
 from oled.errors import UserError
 from oled.hardware import build_costs, load_profile, load_runtime
-from oled.live.replay import Routing, form_of
+from oled.live.routing import Routing, form_of
 from oled.live.store import NUMBERS, HostStore
 from oled.models.catalogue import model_geometry
 from oled.paths import trace_path

@@ -13,7 +13,7 @@ import pytest
 
 from oled.hardware import CostTables, build_costs, load_profile, load_runtime
 from oled.live.planlog import PlanLog, first_difference
-from oled.live.replay import cut
+from oled.live.routing import cut
 from oled.models.catalogue import model_geometry
 from oled.policies.composition import Composition, load_composition
 from oled.sim.prepare import Replay, replay_steps

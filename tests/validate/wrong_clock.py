@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from oled.hardware import CostTables, build_costs, load_profile, load_runtime
-from oled.live.replay import cut
+from oled.live.routing import cut
 from oled.models.catalogue import model_geometry
 from oled.policies.composition import load_composition
 from oled.policies.prefetch.none import NoPrefetch
