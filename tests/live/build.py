@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
-from oled.hardware import CostTables, build_costs, load_profile, load_runtime
+from oled.hardware import build_costs, load_profile, load_runtime
 from oled.live.backends.kinds import EMULATED, Kind
-from oled.live.replay import LiveReplay, live_replay
+from oled.live.replay import LiveReplay
 from oled.live.routing import Routing, form_of
 from oled.live.store import HostStore
 from oled.paths import trace_path
-from oled.policies.composition import Composition, load_composition
-from oled.sim.prepare import replay_steps
-from oled.sim.settings import Settings
-from oled.sim.slots import parse_slots
+from oled.policies.composition import Composition
 from oled.trace import build_steps, load
+from tests.live.configured import Ready, configured
 
 RESIDENT = {
     "name": "all_resident",
@@ -28,9 +25,7 @@ RESIDENT = {
 }
 
 
-def demo(
-    first: int = 0, forwards: int = 12, rows: int = 1
-) -> tuple[Routing, HostStore, CostTables]:
+def demo(first: int = 0, forwards: int = 12, rows: int = 1) -> Ready:
     trace = load(trace_path("demo"))
     routing = Routing.of(trace, build_steps(trace), first, forwards, rows)
     steps = routing.steps
@@ -46,7 +41,7 @@ def demo(
 
 
 def run(
-    ready: tuple[Routing, HostStore, CostTables],
+    ready: Ready,
     policy: str | dict[str, Any] | Composition,
     slots: int | float,
     *,
@@ -54,33 +49,14 @@ def run(
     kind: Kind = EMULATED,
     **fields: Any,
 ) -> LiveReplay:
-    routing, store, costs = ready
-    settings = Settings(slots=slots, **fields)
-    budget = parse_slots(
-        slots, settings.scope, routing.steps.num_experts, routing.steps.expert_bytes
-    )
-    return live_replay(
-        routing, store, costs, load_composition(policy), budget, settings, paced=paced, kind=kind
-    )
+    return configured(ready, policy, slots, **fields).live(paced=paced, kind=kind)
 
 
 def same_decisions(
-    live: LiveReplay,
-    ready: tuple[Routing, HostStore, CostTables],
-    policy: str,
-    slots: int | float,
-    **fields: Any,
+    live: LiveReplay, ready: Ready, policy: str, slots: int | float, **fields: Any
 ) -> bool:
-    routing, _, costs = ready
-    settings = Settings(slots=slots, plans=True, **fields)
-    budget = parse_slots(
-        slots, settings.scope, routing.steps.num_experts, routing.steps.expert_bytes
-    )
-    tally = replay_steps(routing.steps, costs, load_composition(policy), budget, settings).tally
+    """As the simulator's own clock has them."""
+    tally = configured(ready, policy, slots, **fields).simulated().tally
     return np.array_equal(tally.plans, live.plans.plans) and np.array_equal(
         tally.orders, live.plans.orders
     )
-
-
-def contention_free(costs: CostTables) -> CostTables:
-    return dataclasses.replace(costs, contention_ppm=1_000_000)

@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 from oled.hardware import CostTables
+from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.given import difference_given
 from oled.live.replay import LiveReplay, live_replay
 from oled.live.routing import Routing
@@ -45,8 +46,8 @@ class Configured:
     def assembled(self) -> Assembly:
         return assemble(self.ready[0].steps, *self.known)
 
-    def live(self, *, paced: bool = False) -> LiveReplay:
-        return live_replay(*self.ready[:2], *self.known, paced=paced)
+    def live(self, *, paced: bool = False, kind: Kind = EMULATED) -> LiveReplay:
+        return live_replay(*self.ready[:2], *self.known, paced=paced, kind=kind)
 
     def simulated(self) -> Replay:
         return replay_steps(self.ready[0].steps, *self.known)
@@ -56,10 +57,14 @@ class Configured:
         return difference_given(live.plans, live.link, steps, self.assembled())
 
 
-def configured(ready: Ready, policy: str, slots: int | float, **fields: Any) -> Configured:
-    settings = Settings(
-        slots=slots, plans=True, timeline=(0, ready[0].steps.num_forwards), **fields
-    )
+def configured(
+    ready: Ready,
+    policy: str | dict[str, Any] | Composition,
+    slots: int | float,
+    **fields: Any,
+) -> Configured:
+    timeline = (0, ready[0].steps.num_forwards)
+    settings = Settings(slots=slots, plans=True, timeline=timeline, **fields)
     return Configured(ready, load_composition(policy), settings)
 
 
