@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -194,7 +195,8 @@ def _workers(options: dict[str, str]) -> Any:
 def _only(keys: list[str], overrides: Iterable[str]) -> list[str]:
     """The overrides of each row, less those that all rows have."""
     starts = tuple(f"{key}=" for key in keys)
-    return [" ".join(w for w in line.split() if w.startswith(starts)) for line in overrides]
+    words = [shlex.split(line) for line in overrides]
+    return [" ".join(word for word in line if word.startswith(starts)) for line in words]
 
 
 def _failures(table: Any) -> int:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import itertools
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class Configuration:
     @property
     def overrides(self) -> str:
         """As on the command line."""
-        return " ".join(f"{key}={value}" for key, value in self.given)
+        return " ".join(f"{key}={shlex.quote(str(value))}" for key, value in self.given)
 
     def value(self, key: str) -> Any:
         return dict(self.given).get(key, DEFAULTS[key])

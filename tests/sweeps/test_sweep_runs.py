@@ -210,3 +210,8 @@ def test_every_backend_gives_the_same_rows(backend: str) -> None:
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(UserError, match=r"sweep\.backend=dsk: did you mean 'dask'"):
         Workers("dsk")
+
+
+def test_overrides_can_be_typed_again() -> None:
+    point = Configuration((("policy", "lru"), ("hardware.h2d_pinned", "20 GB/s")))
+    assert point.overrides == "policy=lru hardware.h2d_pinned='20 GB/s'"
