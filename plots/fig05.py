@@ -48,7 +48,10 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def _places(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Title and rows of each panel: the sizes, and what else the table tells apart."""
-    keys = [key for key in APART if key in table and table[key].nunique() > 1]
+    keys: list[str] = []
+    for key in APART:  # those that say more than the ones before
+        if key in table and _differs(table, keys, key):
+            keys.append(key)
     places = {}
     for values, part in table.groupby([*keys, "slots"], sort=False):
         named = [_title(key, value) for key, value in zip(keys, values[:-1], strict=True)]
@@ -61,6 +64,12 @@ def _places(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
             )
         places[title] = part
     return places
+
+
+def _differs(table: pd.DataFrame, keys: list[str], key: str) -> bool:
+    """Whether `key` tells rows apart that `keys` do not."""
+    values = table.groupby(keys)[key].nunique().max() if keys else table[key].nunique()
+    return bool(values > 1)
 
 
 def _title(key: str, value: object) -> str:

@@ -70,7 +70,8 @@ def draw(table: pd.DataFrame) -> Figure:
         panels[1, 0].set_ylabel("active experts")
         sizes = list(dict.fromkeys(made_up["slots"]))
         words = ", ".join(f"{size} {dash}" for size, dash in zip(sizes, DASHES, strict=False))
-        panels[0, 0].set_title(f"slots a layer: {words}", loc="left", fontsize=6)
+        shape = made_up["trace.geometry"].iloc[0]
+        panels[0, 0].set_title(f"{shape}; slots a layer: {words}", loc="left", fontsize=6)
         style.legend(figure, policies, DRAWN, 2)
     return figure
 
