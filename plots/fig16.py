@@ -24,8 +24,8 @@ def active(table: pd.DataFrame) -> pd.Series[float]:
 
 def block_length(table: pd.DataFrame) -> pd.Series[int]:
     """Of the process, or of the recording by its name (`demo` has 16)."""
-    named = table["trace"].str.extract(r"-b(\d+)-")[0].fillna(16)
-    return table["trace.block_length"].fillna(named).astype(int)
+    named = table["trace"].str.extract(r"-b(\d+)-")[0].fillna("16")
+    return table["trace.block_length"].astype("string").fillna(named).astype(int)
 
 
 def by_block(table: pd.DataFrame) -> pd.DataFrame:
