@@ -75,12 +75,13 @@ def _base64(file: Path) -> str:
 
 
 def _text(folder: Path) -> str:
-    page = folder / "table.md"
+    page, heading = folder / "table.md", f"<h2>{html.escape(folder.name)}</h2>\n"
     if page.is_file():
-        return "\n".join(as_html(page.read_text(encoding="utf-8")))
+        text = page.read_text(encoding="utf-8")
+        return ("" if text.startswith("#") else heading) + "\n".join(as_html(text))
     table = results.read_table(folder)
     shown = results.as_text(table, ["overrides"] if "overrides" in table else ["policy", "slots"])
-    return f"<h2>{html.escape(folder.name)}</h2>\n<pre>{html.escape(shown)}</pre>"
+    return f"{heading}<pre>{html.escape(shown)}</pre>"
 
 
 def as_html(text: str) -> Iterator[str]:
@@ -92,7 +93,7 @@ def as_html(text: str) -> Iterator[str]:
                 marks, _, words = line.partition(" ")
                 yield f"<h{len(marks) + 1}>{_inline(words)}</h{len(marks) + 1}>"
         elif kind == "table":
-            cells = [line.strip("| ").split(" | ") for line in lines]
+            cells = [line.strip()[1:-1].split(" | ") for line in lines]
             yield "<table>"
             yield _row(cells[0], "th")
             yield from (_row(row, "td") for row in cells[2:])
@@ -110,7 +111,7 @@ def _kind(line: str) -> str:
 
 
 def _row(cells: list[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{_inline(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}>{_inline(cell.strip())}</{tag}>" for cell in cells) + "</tr>"
 
 
 def _inline(text: str) -> str:

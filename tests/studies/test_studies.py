@@ -87,12 +87,13 @@ class _Balanced(HTMLParser):
 
 
 def test_markdown_of_the_studies() -> None:
-    text = "# A <b>\n\n| x | y |\n| --- | --- |\n| 1 | `z` |\n\n- one\n- *two*\n"
+    text = "# A <b>\n\n| x | y |\n| --- | --- |\n| 1 | `z` |\n| 2 |  |\n\n- one\n- *two*\n"
     assert list(as_html(text)) == [
         "<h2>A &lt;b&gt;</h2>",
         "<table>",
         "<tr><th>x</th><th>y</th></tr>",
         "<tr><td>1</td><td><code>z</code></td></tr>",
+        "<tr><td>2</td><td></td></tr>",
         "</table>",
         "<ul><li>one</li><li><em>two</em></li></ul>",
     ]
