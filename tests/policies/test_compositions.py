@@ -96,7 +96,7 @@ def test_nothing_changes_without_jit(traces: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_global_scope_runs_or_says_why_not(name: str, traces: Any) -> None:
     try:
-        run(name, traces, scope="global", slots=15)
+        run(name, traces, scope="global", slots=0.16)
     except UserError as error:
         assert "cache.scope=layer" in str(error)  # noqa: PT017
 
