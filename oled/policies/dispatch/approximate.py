@@ -35,7 +35,7 @@ from oled.policies.selection import sort_lowest
 def dispatch(step: Step, cache: Cache, costs: Costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
     row, misses, total = costs.layer_class[step.layer], 0, 0.0
     for i in range(step.expert.size):
-        total += step.mass[i, GATE]
+        total += float(step.mass[i, GATE])  # single precision does not add up the same uncompiled
         if plan.state[i] == ABSENT:
             cache.key[misses], cache.age[misses] = step.mass[i, GATE], i
             cache.item[misses] = i

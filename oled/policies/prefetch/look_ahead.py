@@ -39,7 +39,7 @@ def predicted_mass(step: Step, side: Side, ahead: int) -> float:
         return 0.0
     row, mass = step.index * side.horizons + ahead - 1, 0.0
     for j in range(side.pred_offsets[row], side.pred_offsets[row + 1]):
-        mass += side.pred_score[j]
+        mass += float(side.pred_score[j])  # single precision does not add up the same uncompiled
     return mass / step.tokens
 
 
