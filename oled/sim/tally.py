@@ -139,7 +139,7 @@ def count_step(
             misses_cpu += 1
         elif place == DROPPED:
             row[DROPPED_MISSES] += 1
-            row[DROPPED_MASS] += int(step.mass[i, GATE] * MILLION)
+            row[DROPPED_MASS] += int(float(step.mass[i, GATE]) * MILLION)
         elif state == IN_FLIGHT:
             row[LATE_MISSES] += 1
             lanes.moved[LATE] += size
