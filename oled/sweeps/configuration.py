@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import inspect
 import itertools
 import json
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oled._jit import cache_dir
 from oled.errors import UserError, nearest
 from oled.hardware import Profile, Runtime, load_profile
 from oled.hardware.files import read_named
@@ -139,9 +142,10 @@ class Configuration:
         return plain | inner
 
     def digest(self, trace_hash: str) -> str:
-        """Of all that decides the result: files of the groups, values, and the trace."""
+        """Of all that decides the result: files of the groups, values, code, and the trace."""
         policy = self._mapping("policy", str(self.value("policy")))
-        groups = [policy, repr(self.hardware()), repr(self.runtime())]
+        code = [_code_of(type(part).__module__) for part in self.composition().parts]
+        groups = [policy, repr(self.hardware()), repr(self.runtime()), _simulator(), code]
         values = {key: self.value(key) for key in DEFAULTS}
         text = json.dumps([trace_hash, values, groups], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -168,6 +172,18 @@ class Configuration:
                 node = node[word]
             node[last] = value
         return data
+
+
+@functools.cache
+def _simulator() -> str:
+    """Names the version of the sources that all configurations share."""
+    return cache_dir().name
+
+
+def _code_of(module: str) -> str:
+    """Names the version of the file that a part is in, a user's too."""
+    file = inspect.getsourcefile(sys.modules[module])
+    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 @functools.lru_cache(maxsize=256)

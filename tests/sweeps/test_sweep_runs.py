@@ -165,6 +165,21 @@ def test_g19_what_is_missing_is_computed(tmp_path: Path, monkeypatch) -> None:
     assert list(whole["tpot_ns"]) == list(table["tpot_ns"])
 
 
+def test_g19_what_other_code_has_computed_is_computed_again(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mine.yaml").write_text(BROKEN.replace("broken_part.Broken", "my_part.Mine"))
+    part = tmp_path / "my_part.py"
+    part.write_text("from oled.policies.retention.lru import Lru\n\n\nclass Mine(Lru):\n    pass\n")
+    axes = {"policy": ["lru", str(tmp_path / "mine.yaml")]}
+    sweep(axes, out=tmp_path / "out", workers=HERE)
+    computed = stop_after(99, monkeypatch)
+    sweep(axes, out=tmp_path / "out", resume=True, workers=HERE)
+    assert computed == []
+    part.write_text(f"{part.read_text()}\n# better now\n")
+    sweep(axes, out=tmp_path / "out", resume=True, workers=HERE)
+    assert computed == [f"policy={tmp_path / 'mine.yaml'}"]
+    sys.path.remove(str(tmp_path))
+
+
 def test_g19_another_base_or_trace_is_refused(tmp_path: Path) -> None:
     two = FIVE | {"cache.slots": [8, 12]}
     sweep(two, out=tmp_path, workers=HERE)
