@@ -37,7 +37,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 axes.set_title(f"{shape}, {size} slots a layer")
             line[0].set_ylabel("TPOT over OLED's")
         handles = [*style.patches(policies), *style.references(["ideal"])]
-        figure.legend(handles=handles, loc="outside lower center", ncols=7, title=SPREAD)
+        figure.legend(handles=handles, loc="outside lower center", ncols=5, title=SPREAD)
     return figure
 
 

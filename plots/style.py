@@ -96,7 +96,7 @@ POLICIES = {
     "oled_layeradapt": Look("OLED +LayerAdapt", "#d94801", "////", "^"),
     "oled": Look("OLED", "#a63603", "", "D"),
     "oled_exact": Look("OLED, exact (ours)", "#7f2704", "xxxx", "v"),
-    "oled_fill": Look("OLED, fill (ours)", "#7f2704", "....", "X"),
+    "oled_fill": Look("OLED, fill (ours)", "#7f2704", "....", "P"),
     "oled_marginal": Look("OLED, marginal (ours)", "#fd8d3c", "++++", "<"),
     "belady": Look("Belady, demand", "#8a8a8a", "++++", "v"),
     "oracle": Look("Belady, bypass", "#252525", "", "d"),

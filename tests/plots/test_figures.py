@@ -82,6 +82,17 @@ def test_the_policies_of_the_demo_differ_without_colour():
             assert apart > 0.06 or one.hatch != other.hatch, (one.label, other.label)
 
 
+@pytest.mark.parametrize("study", ["fig15", "fig16", "fig17", "fig18"])
+def test_lines_of_a_figure_differ_without_colour(study):
+    module = importlib.import_module(f"oled._experiments.{study}")
+    policies = getattr(module, "POLICIES", None) or module.RETENTIONS[:-1]
+    looks = [style.look(policy) for policy in policies]
+    for at, one in enumerate(looks):
+        for other in looks[at + 1 :]:
+            apart = abs(lightness(one.color) - lightness(other.color))
+            assert one.marker != other.marker or apart > 0.2, (one.label, other.label)
+
+
 @pytest.mark.parametrize("references", [True, False])
 def test_references_are_drawn_where_the_table_has_them(references):
     figure = fig05.draw(table(references))
