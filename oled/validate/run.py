@@ -256,9 +256,19 @@ def run_pairs(
         for index in disturbed:
             if time.perf_counter() < deadline:
                 one_more(index)
-    return [
-        _pair(routing, costs, *one) for one in zip(configurations, runs, errors, same, strict=True)
-    ]
+    pairs = []
+    for chosen, repeats, error, identical in zip(configurations, runs, errors, same, strict=True):
+        known = costs if paced else _deciding_as_measured(costs, routing.steps, repeats)
+        pairs.append(_pair(routing, known, chosen, repeats, error, identical))
+    return pairs
+
+
+def _deciding_as_measured(
+    costs: CostTables, steps: Steps, runs: Sequence[LiveReplay]
+) -> CostTables:
+    """Where no times are kept, the clock charges for a decision what the live runs took."""
+    forward_ns = float(np.median([run.decide_ns for run in runs]))
+    return replace(costs, policy_ns=round(forward_ns * steps.num_forwards / steps.num_steps))
 
 
 def _live(
