@@ -69,7 +69,7 @@ def _made_up(values: Values, out: Path) -> str:
     experts, top_k = geometry.experts_per_layer, geometry.top_k
     plan = PathPlan.at_random(experts, values["share"], top_k, values["seed"])
     done = write_path_trace(folder, out / "trace", plan)
-    return f"made-up paths, {plan}\n{done}"
+    return f"{plan}\n{done}"
 
 
 def _pruned(values: Values, out: Path) -> str:

@@ -20,7 +20,8 @@ class PathPlan:
     """Of each MoE layer the source of every expert's expansion; sources are their own."""
 
     sources: tuple[Ints, ...]  # [L] of [E]: expert ids
-    about: dict[str, Any]  # how it was made
+    how: str = "given by hand"  # they were chosen, in words
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)  # the same in figures
 
     def __post_init__(self) -> None:
         for layer, source in enumerate(self.sources):
@@ -56,7 +57,8 @@ class PathPlan:
         experts = sum(len(source) for source in self.sources)
         return (
             f"{sum(self.expansions)} of {experts} expansions kept, by layer "
-            f"{'/'.join(map(str, self.expansions))}; {self.bytes_share:.0%} of the bytes"
+            f"{'/'.join(map(str, self.expansions))}; {self.bytes_share:.0%} of the bytes; "
+            f"{self.how}"
         )
 
     @classmethod
@@ -74,4 +76,5 @@ class PathPlan:
             source = rng.choice(kept, number)
             source[kept] = kept
             sources.append(source.astype(np.int64))
-        return cls(tuple(sources), {"kind": "random", "share": share, "seed": seed})
+        how = f"made up: {share:.0%} of the expansions kept at random"
+        return cls(tuple(sources), how, {"share": share, "seed": seed})

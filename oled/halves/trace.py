@@ -77,10 +77,7 @@ def path_plan(trace: Trace) -> str | None:
     about = trace.manifest.provenance
     if about.get("kind") != PATHS:
         return None
-    plan = about["plan"]
-    if plan["kind"] == "random":
-        return f"made up: {plan['share']:.0%} of the expansions kept at random"
-    return f"pruned at tolerance {plan['tolerance']}"
+    return str(about["plan"]["how"])
 
 
 def write_path_trace(source: str | Path, destination: str | Path, plan: PathPlan) -> Path:
@@ -132,7 +129,7 @@ def _manifest(about: Manifest, plan: PathPlan, origin: dict[str, Any]) -> Manife
         "kind": PATHS,
         **origin,
         "expansions": list(plan.expansions),
-        "plan": plan.about,
+        "plan": {"how": plan.how, **plan.about},
         "source": about.provenance,
     }
     gaps = tuple(replace(gap, layer=half) for gap in about.gaps for half in renamed[gap.layer])

@@ -109,6 +109,8 @@ def cut(steps: Steps, first: int, forwards: int) -> Steps:
 
 def form_of(geometry: Geometry, model: ModelGeometry | None = None) -> ExpertForm:
     """The experts of a trace's geometry, or of `model`, as gated layers without biases."""
+    if geometry.expert_parts != 1:
+        raise UserError("the trace holds parts of experts: they can be simulated, not run live")
     shape = geometry if model is None else model
     if shape.hidden_size is None or shape.moe_intermediate_size is None:
         raise UserError("the trace does not say how wide its experts are: they can not be built")

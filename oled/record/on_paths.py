@@ -68,7 +68,7 @@ class OnPaths:
         self._undo.close()
 
     def __str__(self) -> str:
-        return f"{self._paths.plan}, {self._paths.plan.about}"
+        return str(self._paths.plan)
 
     def summary(self) -> dict[str, Any]:
         """What is left of the experts."""
@@ -77,7 +77,8 @@ class OnPaths:
             "expansions": list(plan.expansions),
             "experts": [len(source) for source in plan.sources],
             "bytes_share": plan.bytes_share,
-            "plan": plan.about,
+            "how": plan.how,
+            **plan.about,
         }
 
     def announce(self, coming: Pass) -> None:
@@ -94,7 +95,7 @@ def _put(weights: Tensor, rows: Tensor, values: Tensor) -> None:
 
 def save_paths(paths: PrunedPaths, file: Path) -> Path:
     """Sources and projections as one npz file."""
-    arrays: dict[str, Any] = {"about": np.array(json.dumps(paths.plan.about))}
+    arrays: dict[str, Any] = {"about": np.array(json.dumps([paths.plan.how, paths.plan.about]))}
     for layer, (source, projection) in enumerate(
         zip(paths.plan.sources, paths.projections, strict=True)
     ):
@@ -112,7 +113,7 @@ def load_paths(file: Path) -> PrunedPaths:
             layers = range(sum(name.startswith("source_") for name in data.files))
             plan = PathPlan(
                 tuple(data[f"source_{layer}"] for layer in layers),
-                json.loads(str(data["about"])),
+                *json.loads(str(data["about"])),
             )
             projections = tuple(torch.from_numpy(data[f"projection_{layer}"]) for layer in layers)
     except (OSError, KeyError, ValueError) as error:

@@ -80,12 +80,12 @@ def prune_paths(
         sources.append(source)
         worst.append(float(errors[source[followers], followers].max(initial=0.0)))
     about = {
-        "kind": "pruned",
         "tolerance": tolerance,
         "calibration_prompts": len(requests),
         "worst_error": worst,
     }
-    return PrunedPaths(PathPlan(tuple(sources), about), tuple(projections))
+    how = f"pruned at tolerance {tolerance:g}"
+    return PrunedPaths(PathPlan(tuple(sources), how, about), tuple(projections))
 
 
 def gated_experts(entry: MoeLayer) -> nn.Module:

@@ -82,6 +82,13 @@ def _manifest(stream: TraceStream, asked: dict[str, Ranges], drop: Sequence[str]
 def _some_layers(geometry: Geometry, chosen: NDArray[np.bool_]) -> Geometry:
     """The geometry with fewer MoE layers (the others count as dense)."""
 
+    together = chosen.reshape(-1, geometry.expert_parts)
+    if (together.any(axis=1) != together.all(axis=1)).any():
+        raise TraceError(
+            f"layers: every {geometry.expert_parts} of {list(geometry.moe_layers)} hold the parts "
+            "of one layer's experts; take all of them or none"
+        )
+
     def cut(values: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(value for value, keep in zip(values, chosen, strict=True) if keep)
 

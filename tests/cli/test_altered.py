@@ -67,7 +67,7 @@ def test_paths_of_a_model(oled, tmp_path):
 def test_made_up_paths_of_a_trace(oled, tmp_path):
     done = oled("paths", "trace=demo", "share=0.25", "out=out", torch=False)
     assert done.returncode == 0, done.stderr
-    assert "128 of 512 expansions kept, by layer 32/32/32/32; 50% of the bytes" in done.stdout
+    assert "128 of 512 expansions kept, by layer 32/32/32/32; 50% of the bytes; made" in done.stdout
     replayed = oled("simulate", "trace=out/trace", "policy=pcomoe", torch=False)
     assert "made up: 25% of the expansions kept at random" in replayed.stdout
 

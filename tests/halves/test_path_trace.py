@@ -11,6 +11,7 @@ import pytest
 from oled.errors import UserError
 from oled.halves import PathPlan, halved_geometry, path_trace, write_path_trace
 from oled.halves.trace import share_expansions
+from oled.live.routing import form_of
 from oled.sim.api import simulate
 from oled.sim.subject import Subject
 from oled.trace import (
@@ -29,10 +30,11 @@ from oled.trace import (
     trace_of_records,
 )
 from oled.trace.check import check
+from oled.trace.cut import slice_trace
 from oled.trace.synthetic import LAYERED, Workload, synthetic_trace, write_synthetic
 
 SMALL = Geometry((1, 3), (4, 4), 2, (300, 301), 4)
-PLAN = PathPlan((np.array([0, 0, 2, 2]), np.array([0, 1, 2, 3])), {"kind": "by hand"})
+PLAN = PathPlan((np.array([0, 0, 2, 2]), np.array([0, 1, 2, 3])))
 TOY = Geometry(
     (1, 2, 3), (16,) * 3, 3, (3 << 18,) * 3, 4, hidden_size=256, moe_intermediate_size=128
 )
@@ -117,7 +119,7 @@ def toy() -> Trace:
 @pytest.mark.parametrize("fields", [{"slots": 5}, {"slots": 1.0}, {"slots": 5, "staging": 2}])
 def test_own_expansions_alone_are_the_whole_experts(toy: Trace, fields: dict[str, object]) -> None:
     """Nothing pruned: the same hits and bytes, and the same time where nothing is copied."""
-    own = PathPlan((np.arange(16),) * 3, {})
+    own = PathPlan((np.arange(16),) * 3)
     whole = simulate(toy, "inter_iteration", **fields).metrics
     halves = simulate(path_trace(toy, own), "inter_iteration", **fields).metrics
     assert halves["hit_rate"] == whole["hit_rate"]
@@ -166,7 +168,7 @@ def test_a_streamed_trace_is_whole_and_the_same(tmp_path: Path, toy: Trace) -> N
                 if isinstance(ours, np.ndarray)
                 else ours == theirs
             ), (name, field.name)
-    assert written.manifest.provenance["plan"] == {"kind": "random", "share": 0.5, "seed": 2}
+    assert written.manifest.provenance["plan"] == {"how": plan.how, "share": 0.5, "seed": 2}
 
 
 def test_policies_of_halves_refuse_whole_experts(toy: Trace) -> None:
@@ -177,8 +179,8 @@ def test_policies_of_halves_refuse_whole_experts(toy: Trace) -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (PathPlan((np.arange(4),), {}), "other layers or experts"),
-        (PathPlan((np.zeros(4, int), np.arange(4)), {}), "keeps 1 expansions, fewer"),
+        (PathPlan((np.arange(4),)), "other layers or experts"),
+        (PathPlan((np.zeros(4, int), np.arange(4))), "keeps 1 expansions, fewer"),
     ],
 )
 def test_plans_that_do_not_fit_are_refused(plan: PathPlan, message: str) -> None:
@@ -188,7 +190,7 @@ def test_plans_that_do_not_fit_are_refused(plan: PathPlan, message: str) -> None
 
 def test_halves_are_not_divided_again() -> None:
     halves = halved_geometry(SMALL, PLAN)
-    again = PathPlan(tuple(np.arange(n) for n in halves.experts_per_layer), {})
+    again = PathPlan(tuple(np.arange(n) for n in halves.experts_per_layer))
     with pytest.raises(UserError, match="parts of experts already"):
         halved_geometry(halves, again)
     with pytest.raises(TraceError, match="do not divide by 'expert_parts' 2"):
@@ -201,13 +203,30 @@ def test_halves_are_not_divided_again() -> None:
 
 def test_sources_are_their_own() -> None:
     with pytest.raises(UserError, match="a source has another source"):
-        PathPlan((np.array([1, 2, 2]),), {})
+        PathPlan((np.array([1, 2, 2]),))
     with pytest.raises(UserError, match="no expert of the layer"):
-        PathPlan((np.array([0, 3, 2]),), {})
+        PathPlan((np.array([0, 3, 2]),))
     for share in (0.25, 0.5, 1.0):
         plan = PathPlan.at_random((16, 12), share, 3, seed=4)
         assert plan.expansions == (max(3, round(16 * share)), max(3, round(12 * share)))
     with pytest.raises(UserError, match="share=0"):
         PathPlan.at_random((16,), 0, 3)
-    assert PathPlan((np.arange(4),), {}).bytes_share == 1
-    assert PathPlan((np.array([0, 0, 2, 2]),), {}).bytes_share == pytest.approx(2 / 3)
+    assert PathPlan((np.arange(4),)).bytes_share == 1
+    assert PathPlan((np.array([0, 0, 2, 2]),)).bytes_share == pytest.approx(2 / 3)
+
+
+def test_halves_of_one_layer_go_together(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "whole", TOY, LOAD, LAYERED, seed=1)
+    plan = PathPlan.at_random((16,) * 3, 0.5, 3)
+    halves = write_path_trace(tmp_path / "whole", tmp_path / "halves", plan)
+    assert load(halves).geometry.moe_layers == (1, 2, 3, 4, 5, 6)
+    cut = load(slice_trace(halves, tmp_path / "cut", layers=[3, 4]))
+    assert cut.geometry.moe_layers == (3, 4)
+    assert not check(tmp_path / "cut").findings
+    with pytest.raises(TraceError, match="take all of them or none"):
+        slice_trace(halves, tmp_path / "half", layers=[2, 3])
+
+
+def test_halves_are_simulated_and_not_run_live(toy: Trace) -> None:
+    with pytest.raises(UserError, match="not run live"):
+        form_of(path_trace(toy, PathPlan.at_random((16,) * 3, 0.5, 3)).geometry)

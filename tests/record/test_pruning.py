@@ -113,7 +113,7 @@ def test_on_paths_is_an_expert_with_anothers_expansion(llada: PreTrainedModel) -
     projection = torch.randn(1, 32, 16)
     own = np.arange(8)
     none = torch.zeros(0, 32, 16)
-    paths = PrunedPaths(PathPlan((source, own, own), {}), (projection, none, none))
+    paths = PrunedPaths(PathPlan((source, own, own)), (projection, none, none))
     experts = moe_layers(llada)[0].experts
     with OnPaths(llada, paths):
         assert torch.equal(experts.gate_up_proj[7], experts.gate_up_proj[3])
@@ -126,7 +126,7 @@ def test_paths_are_kept_in_a_file(
 ) -> None:
     paths = prune_paths(llada, requests, DECODE, 0.8)
     again = load_paths(save_paths(paths, tmp_path / "paths.npz"))
-    assert again.plan.about == paths.plan.about
+    assert (again.plan.how, again.plan.about) == (paths.plan.how, paths.plan.about)
     for one, other in zip(paths.plan.sources, again.plan.sources, strict=True):
         assert np.array_equal(one, other)
     for mine, theirs in zip(paths.projections, again.projections, strict=True):
