@@ -37,7 +37,7 @@ NAMES = composition_names()
 VARIANTS = {
     "as usual": {},
     "in waves": {"slots": 3, "staging": 1},
-    "one budget": {"scope": "global", "slots": 14},
+    "one budget": {"scope": "global", "slots": 0.29},
     "goes on": {"lifecycle": "persistent"},
     "in lockstep": {"batch_size": 2},
     "accounting": {"staging": "unbounded"},
