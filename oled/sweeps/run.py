@@ -62,7 +62,7 @@ def sweep(
                     journal.append(rows[digests[point]])
         finally:  # whatever stops the sweep, what is done is kept
             done = [rows[digests[point]] for point in points if digests[point] in rows]
-            table = results.write_table(done, Path(out) / results.TABLE) if out else None
+            table = None if out is None else results.write_table(done, Path(out) / results.TABLE)
     return pd.DataFrame(done) if table is None else table
 
 
