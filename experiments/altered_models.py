@@ -14,13 +14,20 @@ import argparse
 import json
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from transformers import PreTrainedModel
 
 from oled.policies.composition import composition_names, load_composition
 from oled.record import BlockDiffusion, LoadedModel, Prompt, load_model, load_prompts, record
+from oled.record.altered import Group
+from oled.record.decode import Pass
+from oled.record.dispatch import dispatched
+from oled.record.modules import moe_layers
 from oled.record.paths_run import run_on_paths
 from oled.record.quality import Quality, quality
 from oled.record.rerouting import Rerouting
@@ -30,7 +37,7 @@ from oled.sim.api import simulate
 RESULTS = Path(__file__).parent / "results" / "altered_models"
 TOLERANCES = (0.1, 0.2, 0.3, 0.5)
 DECODE = BlockDiffusion(block_length=16, threshold=0.9, max_new_tokens=96)
-MACHINE = {"slots": "480MiB", "geometry": "llada2_mini", "references": False}
+MACHINE = {"slots": 20, "geometry": "llada2_mini", "references": False}
 HELD_OUT = 18  # first lines of test.jsonl are those of the bundled traces
 
 Row = dict[str, Any]
@@ -50,6 +57,35 @@ class Bench:
         out = self.scratch / name
         record(self.loaded, self.prompts, DECODE, out, reroute=rule, score_width=scores)
         return out
+
+
+class Silent(ExitStack):
+    """A control: routed experts that add nothing."""
+
+    begins_with_masks = False
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self._layers = moe_layers(model)
+
+    def __enter__(self) -> Self:
+        self.enter_context(dispatched(self._layers, lambda _m, hidden, *_, **__: hidden * 0))
+        return super().__enter__()
+
+    def summary(self) -> Row:
+        return {}
+
+    def announce(self, coming: Pass) -> None:
+        pass
+
+    def expect(self, tokens: int, groups: Sequence[Group]) -> None:
+        pass
+
+
+def silent_row(bench: Bench) -> Row:
+    """What the routed experts are worth to the model at all."""
+    found = quality(bench.loaded, bench.prompts, DECODE, Silent(bench.loaded.model))
+    return {"name": "routed experts silent (control)", **found.summary()}
 
 
 def replayed(trace: Path, policy: str) -> Row:
@@ -115,7 +151,9 @@ def cells(row: Row) -> tuple[str, ...]:
         first = (row["name"], "all", f"0 ({row['bits_per_token_plain']:.3f})")
         rest = (f"{row['accuracy_plain']:.3f}", "1", "1", f"{row['tokens_per_forward_plain']:.2f}")
         return (*first, *rest, "", *times(row["closed"]))
-    if "bytes_share" in row:
+    if "closed" not in row:
+        left = "none"
+    elif "bytes_share" in row:
         left = f"{row['bytes_share']:.0%} of the bytes"
     else:
         left = f"{row['kept_gate_mass']:.0%} of the gate weight"
@@ -129,11 +167,13 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row['same_tokens']:.3f}",
         f"{row['tokens_per_forward']:.2f}",
         f"{row['open']['tpot_ns'] / 1e6:.2f}" if "open" in row else "",
-        *times(row["closed"]),
+        *times(row.get("closed")),
     )
 
 
-def times(found: Row) -> tuple[str, str]:
+def times(found: Row | None) -> tuple[str, str]:
+    if found is None:
+        return "", ""
     return f"{found['tpot_ns'] / 1e6:.2f}", f"{found['hit_rate']:.3f}"
 
 
@@ -143,6 +183,7 @@ def measure(bench: Bench) -> list[Row]:
     plain = bench.trace("plain", scores=experts)
     rows = [rule_row(bench, name, rule, plain) for name, rule in rules().items()]
     rows += [paths_row(bench, tolerance) for tolerance in TOLERANCES]
+    rows.append(silent_row(bench))
     own = {key: value for key, value in rows[0].items() if key.endswith("_plain")}
     return [{"name": "unchanged", **own, "closed": replayed(plain, "inter_iteration")}, *rows]
 

@@ -29,7 +29,7 @@ class Recipe:
         "gsm8k",
     )  # sources of the windows, in turns
     length: int = 256  # clean positions of a window
-    windows: int = 3  # of a step, for each process
+    windows: int = 6  # of a step, for each process
     blocks: tuple[int, ...] = (16, 8, 16, 32)  # in turns, so that one model serves all
     first_blocks: tuple[int, ...] = ()  # instead of `blocks`, until `first_until` of the budget
     first_until: float = 0.0

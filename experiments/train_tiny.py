@@ -50,6 +50,7 @@ class Budget:
     processes: int = 1
     evaluate_every: int = 100
     checkpoint_every: int = 100
+    narrow: bool = False  # bf16 under autocast: fast where the CPU has AVX-512 BF16, slow elsewhere
 
 
 class Trainer:
@@ -138,7 +139,8 @@ class Trainer:
         rate = min(1.0, (1 - progress) / (1 - recipe.flat_until))
         warmup = min(1.0, (self.step + 1) / recipe.warmup_steps)
         self.routes.seen.clear()
-        with torch.autocast("cpu", torch.bfloat16):  # routers, head and losses stay in fp32
+        narrow = self.budget.narrow  # routers, head and losses stay in fp32
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
             loss, masked = self.loss(progress)
         loss.backward()
         embeddings = self.model.model.word_embeddings.weight
@@ -256,12 +258,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True, help="the whole budget")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--narrow", action="store_true", help="bf16 (fast with AVX-512 BF16)")
     parser.add_argument("--recipe", choices=RECIPES, default="bundled", help="see tiny_recipe.py")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
     recipe = RECIPES[args.recipe]
-    budget = Budget(args.steps, args.rank, args.processes)
+    budget = Budget(args.steps, args.rank, args.processes, narrow=args.narrow)
     if budget.processes > 1:
         store = f"file://{(args.out / 'rendezvous').resolve()}"
         dist.init_process_group(
