@@ -31,6 +31,7 @@ class CopiesAhead:
         self._store = store
         self._work: LayerWork | None = None  # the step that runs
         self._granted: set[int] = set()  # slots that its copies on demand may use
+        self._taken = 0  # slots that copies ahead took since a step was decided, less those freed
 
     def next(self) -> Piece | None:
         with self.lock:
@@ -44,6 +45,7 @@ class CopiesAhead:
             layer, expert, piece, pieces, work_ns = crossing
             if piece == 0:
                 self._pool.table[layer, expert] = self._slot(work)
+                self._taken += 1
             size = self._store.form.size
             return Piece(
                 row=int(self._store.first[layer]) + expert,
@@ -58,9 +60,10 @@ class CopiesAhead:
     def crossed(self, mark: Any) -> None:
         with self.lock:
             layer, expert = self._decider.crossing
-            staged, work = self.staged(), self._work
-            if not self._decider.crossed():
+            work, freed = self._work, self._decider.crossed()
+            if freed < 0:
                 return
+            self._taken -= freed
             if work is None or layer != work.layer:
                 self._settle(layer)
             if work is None:
@@ -68,15 +71,21 @@ class CopiesAhead:
             row = int(self._store.first[layer]) + expert
             for position in work.late[work.row[work.late] == row]:
                 work.landed.put((mark, int(position)))
-            for slot in self._pool.take(staged - self.staged()):
+            for slot in self._pool.take(freed):
                 self._granted.add(slot)
                 work.vacant.put((mark, slot))
 
+    def decided(self) -> None:
+        """A step has been decided and does not run yet. Call with `lock` held."""
+        self._taken = 0
+
     def begin(self, step: Step, work: LayerWork, slots: int) -> None:
-        """The step runs from now on; `slots` may be taken at once. Call with `lock` held.
+        """The step runs from now on; `slots` might be taken at once when it was decided. Call with
+        `lock` held.
 
         What landed while the policy's time passed computes with the hits.
         """
+        slots -= self._taken
         cache = self._decider.ready.cache
         waits = cache.staged[step.layer, step.expert[work.late]] == COPYING
         work.hits = np.sort(np.concatenate([work.hits, work.late[~waits]]))

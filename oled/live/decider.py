@@ -95,11 +95,10 @@ def _take(lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, routed: int, r
 
 
 @bare_njit
-def _cross(lanes: Lanes, cache: Cache, routed: int, busy_layer: int, rules: Rules) -> bool:
+def _cross(lanes: Lanes, cache: Cache, routed: int, busy_layer: int, rules: Rules) -> int:
     if not end_chunk(lanes, cache, 0):
-        return False
-    settle_landed(lanes, routed, busy_layer, cache, rules)
-    return True
+        return -1
+    return int(settle_landed(lanes, routed, busy_layer, cache, rules))
 
 
 _SIGNATURES = (interface.OBSERVE, interface.WATCH, interface.DISPATCH, interface.ASK)
@@ -244,11 +243,13 @@ class Decider:
         piece = self._pieces - int(copying[P_CHUNKS])
         return Crossing(layer, expert, piece, self._pieces, int(self._lanes.t[LINK_LEFT]) // PPM)
 
-    def crossed(self) -> bool:
-        """The piece has crossed; True if the expert has landed with it."""
+    def crossed(self) -> int:
+        """The piece has crossed. Returns -1, or if the expert has landed with it the slots that
+        the executing layer-step may take now in addition.
+        """
         ready = self.ready
         self._link.append((self.turn, CROSSED, *self.crossing))
-        return bool(_cross(self._lanes, ready.cache, self._routed, self._busy_layer, ready.rules))
+        return int(_cross(self._lanes, ready.cache, self._routed, self._busy_layer, ready.rules))
 
     @property
     def crossing(self) -> tuple[int, int]:

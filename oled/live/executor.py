@@ -88,19 +88,19 @@ class Executor:
         ids i32[T, k] (other ids than the layer's experts are unused slots); weight [T, k] and
         x [T, H] as `Backend.adopt` gives them.
         """
-        ready, backend, staged = self.decider.ready, self.backend, self._ahead.staged
+        ready, backend = self.decider.ready, self.backend
         backend.settle()
         began = time.perf_counter_ns()
         with self._ahead.lock:
-            before = staged()
             slots = self.decider.decide(step, side)
             work, more = self._work(step, ids, weight, x)
+            self._ahead.decided()
         backend.wake()
         self.decide_ns[-1] += time.perf_counter_ns() - began
         if decides(step, ready.rules):
             backend.host(LOG_POLICY, ready.costs.policy_ns, step.forward, step.layer)
         with self._ahead.lock:
-            self._ahead.begin(step, work, slots + more + before - staged())
+            self._ahead.begin(step, work, slots + more)
         out = backend.run(work)
         with self._ahead.lock:
             self._ahead.end(step, self._commit(step, work))

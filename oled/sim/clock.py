@@ -86,27 +86,29 @@ def run_until(
     costs: Costs,
     queue: Queue,
     rules: Rules,
-) -> None:
+) -> int:
     """Let time pass to `until` while no experts execute; only prefetches move.
 
     `routed`: the last layer-step whose routing is known; `busy_layer`: its layer while it lasts.
-    Nothing begins at `until` itself.
+    Nothing begins at `until` itself. Returns the slots that prefetches took, less those that
+    became free.
     """
-    t = lanes.t
+    t, taken = lanes.t, 0
     while t[NOW] < until:
         if t[LINK_WHAT] == IDLE:
             room = rules.staging - 1 - cache.total[2]
-            take_prefetch(lanes, queue, cache, costs, routed, room)
+            taken += max(0, take_prefetch(lanes, queue, cache, costs, routed, room))
         if t[LINK_WHAT] == IDLE:
             pass_time(lanes, until, PPM)
-            return
+            break
         end = finish_time(t[NOW], t[LINK_LEFT], PPM)
         if end > until:
             pass_time(lanes, until, PPM)
-            return
+            break
         pass_time(lanes, end, PPM)
         if end_chunk(lanes, cache, forward):
-            settle_landed(lanes, routed, busy_layer, cache, rules)
+            taken -= settle_landed(lanes, routed, busy_layer, cache, rules)
+    return taken
 
 
 @register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
@@ -124,15 +126,15 @@ def run_dense(
 def run_policy(
     lanes: Lanes, step: Step, cache: Cache, costs: Costs, queue: Queue, rules: Rules
 ) -> int:
-    """The policy's own time; returns the staging slots that prefetches took meanwhile."""
+    """The policy's own time; returns the slots that prefetches took meanwhile."""
     if costs.policy_ns == 0:
         return 0
-    now, staged = lanes.t[NOW], cache.total[2]
+    now = lanes.t[NOW]
     end = now + costs.policy_ns
     lanes.stall[POLICY_STALL] += costs.policy_ns
     note(lanes, LOG_POLICY, now, end, step.forward, step.layer, 0)
-    run_until(lanes, end, step.forward, step.index, step.layer, cache, costs, queue, rules)
-    return int(cache.total[2] - staged)
+    at = step.index, step.layer
+    return int(run_until(lanes, end, step.forward, *at, cache, costs, queue, rules))
 
 
 @register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
@@ -271,9 +273,7 @@ def run_layer(
                     ready_assignments += step.count[i]
                     note(lanes, LOG_USE, t[NOW], t[NOW], forward, layer, step.expert[i])
                 else:
-                    staged = cache.total[2]
-                    settle_landed(lanes, step.index, layer, cache, rules)
-                    free_slots += staged - cache.total[2]
+                    free_slots += settle_landed(lanes, step.index, layer, cache, rules)
         if cpu_running and t[CPU_BEGIN] <= t[NOW] and t[CPU_LEFT] <= 0:
             cpu_running = False
             cpu_back = t[NOW] + back_ns

@@ -29,18 +29,21 @@ from oled.sim.lanes import (
 
 
 @inner_njit
-def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache, rules: Rules) -> None:
+def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache, rules: Rules) -> int:
     """An expert fetched ahead has landed: a FILL joins its layer now, one too late is given back.
 
     What belongs to the layer that is executing (`busy_layer`, -1 if none) waits for its end.
+    Returns how many slots the executing layer-step may take now in addition: 1 or 0.
     """
     layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]
     if layer == busy_layer:
-        return
+        return 0
     if lanes.copying[P_KIND] == FILL:
-        join_residents(lanes, layer, expert, cache, rules)
-    elif lanes.copying[P_DUE] <= routed:
+        return int(join_residents(lanes, layer, expert, cache, rules))
+    if lanes.copying[P_DUE] <= routed:
         give_back(lanes, layer, expert, cache)
+        return 1
+    return 0
 
 
 @inner_njit
@@ -52,9 +55,12 @@ def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
 
 
 @inner_njit
-def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: Rules) -> None:
+def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: Rules) -> int:
     """Re-label a staging slot: a newcomer takes free room, or replaces the lowest resident of its
     layer (in global scope too) if it stands above it.
+
+    Returns the slots that another layer may take now in addition: none if the newcomer has taken
+    room of the pool, which was everybody's; 1 if it has taken its own layer's, or nobody's.
     """
     if rules.pooled:
         full = cache.total[0] + cache.expert_bytes[layer] > cache.total[1]
@@ -81,7 +87,7 @@ def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: R
         )
         if not above:
             give_back(lanes, layer, expert, cache)
-            return
+            return 1
         if cache.fresh[layer, lowest] & PREFETCHED:
             lanes.moved[WASTED] += cache.expert_bytes[layer]
         cache.fresh[layer, lowest] &= TRANSFERRED
@@ -94,6 +100,7 @@ def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: R
     cache.fresh[layer, expert] |= PREFETCHED
     cache.used[layer] += 1
     cache.total[0] += cache.expert_bytes[layer]
+    return 1 if full or not rules.pooled else 0
 
 
 @bare_njit

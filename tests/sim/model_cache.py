@@ -217,6 +217,9 @@ class Residents:
                 return
             self.resident[layer].discard(lowest[1])
             self.book_leaving(lowest)
-        self.unstage(key)
+        if self.case.capacity is None and not full:  # room of the pool is gone for all layers
+            del self.staged[key]
+        else:
+            self.unstage(key)
         self.resident[layer].add(expert)
         self.unused.add(key)

@@ -8,6 +8,7 @@ import pytest
 
 from oled.errors import UserError
 from oled.policies.dispatch.cpu import AllCpu
+from oled.policies.interface import FILL
 from oled.sim import lanes as ln
 from oled.sim import tally as r
 
@@ -139,3 +140,24 @@ def test_the_accounting_replay_exceeds_the_budget_only_until_the_layer_s_next_st
     hits = [state_of(x.tally.plans)[3:].tolist() for x in (exact, free)]
     assert hits == [[0, 1], [1, 1]]  # 0 was let go in the first step, or served in the second
     assert free.cache.used.tolist() == [2]
+
+
+@pytest.mark.parametrize(("policy_ns", "asked"), [(0, 0), (50, 1)])
+@pytest.mark.parametrize(("scope", "wait"), [("global", 1030), ("layer", 90)])
+def test_a_fill_that_joins_the_pool_takes_room_from_everybody(policy_ns, asked, scope, wait):
+    """Nobody stays but the fill for layer 2, which lands while layer 1 copies, or decides.
+
+    Pool of two, staging of two: the fill keeps one, so layer 1 has three slots, and its fourth copy
+    waits for the first group (30 + 1000). Slots of a layer 2 of its own set a staging slot free.
+    """
+    many = dict.fromkeys(range(5), 100)
+    forward = Forward({0: {0: 1}, 1: many, 2: {1: 1}}, tokens=500)
+    steps = make_steps([forward], [6, 6, 6])
+    policy = compose("frozen", prefetch=Asks({asked: [Ask(2, 0, due=2, kind=FILL)]}))
+    machine = Machine(
+        copy_wake=0, group_t0=0, group_per_token=10, group_per_expert=0, policy=policy_ns
+    )
+    outcome = replay(steps, policy, machine, slots=2, scope=scope, staging=2)
+    began = [row[1] for row in copies(outcome) if row[4] == 1]
+    assert began[3] - began[0] == wait
+    assert outcome.cache.resident[2].tolist() == [1, 0, 0, 0, 0, 0]
