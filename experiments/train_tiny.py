@@ -3,7 +3,7 @@
     python experiments/train_tiny.py --data ../shared/data/prompts/gsm8k --out .work/first \\
         --recipe first --steps 2228
     python experiments/train_tiny.py --data ../shared/data/prompts/gsm8k --out .work/tiny \\
-        --start .work/first/checkpoint.pt --steps 1650 --processes 4 --rank 0  # and 1, 2, 3
+        --start .work/first/checkpoint.pt --steps 1700 --processes 2 --rank 0  # and --rank 1
 
 With `--processes P` start it P times, with `--rank` 0 to P - 1: processes of one thread, each with
 its windows of every step, add up their gradients.
