@@ -139,6 +139,7 @@ def _run_model(
         machine,
         learned,
         kind,
+        values["heads"],
     )
     simulated, difference = simulate_run(done, composition, settings, learned)
     summary = {**done.summary(), "decisions_identical": difference is None, "texts": done.texts}

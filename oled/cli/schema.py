@@ -210,6 +210,7 @@ class Run:
     limit: int | None = MISSING
     forwards: int | None = MISSING
     calibration: str | None = MISSING
+    heads: str | None = MISSING
     seed: int = MISSING
     timeline: str | None = MISSING
 

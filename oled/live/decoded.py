@@ -44,6 +44,7 @@ class LiveRun:
     costs: CostTables
     forward_ns: NDArray[np.int64]  # [F] wall
     decide_ns: NDArray[np.int64]  # [F] wall, from a layer's ids on
+    ask_ns: NDArray[np.int64]  # [F] wall, of router scores and predictions; before the ids
     preflight: Preflight
     entries: NDArray[np.int64]  # timeline
     layers: tuple[int, ...]  # absolute ids
@@ -63,6 +64,7 @@ class LiveRun:
             "tokens": int(self.steps.produced.sum()),
             "tpot_ns": self.tpot_ns,
             "decide_ns_per_forward": float(np.median(self.decide_ns)),
+            "ask_ns_per_forward": float(np.median(self.ask_ns)),
             "store_bytes": self.preflight.store,
             "device_bytes": self.preflight.device,
             **{name: self.rates[name] for name in _RATES},
@@ -72,9 +74,11 @@ class LiveRun:
         """The same in words."""
         found = self.summary()
         tpot = "-" if self.tpot_ns is None else f"{self.tpot_ns / 1e6:.2f} ms"
+        asked = found["ask_ns_per_forward"]
+        asking = f", asking routers and predictor {asked / 1e3:.0f} us" if asked else ""
         return [
             f"{found['tokens']} tokens in {found['forwards']} forwards, TPOT {tpot} (wall, this "
-            f"machine); deciding {found['decide_ns_per_forward'] / 1e3:.0f} us a forward",
+            f"machine); deciding {found['decide_ns_per_forward'] / 1e3:.0f} us a forward{asking}",
             f"hit rate {found['hit_rate'] or 0:.1%}, {found['transfers']} transfers, "
             f"{found['cpu_executions']} on the CPU",
         ]

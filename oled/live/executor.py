@@ -199,11 +199,6 @@ def refuse_unsupported(composition: Composition, settings: Settings) -> None:
             f"policy '{composition.name}' approximates misses, and no backend has what replaces "
             f"them (a low-rank surrogate of each expert): it can only be simulated"
         )
-    if composition.predictor is not None or "coming" in composition.needs:
-        raise UserError(
-            f"policy '{composition.name}' follows a trained predictor, which nothing asks while a "
-            f"model runs live: replay a recording of it (oled record heads=FILE, oled simulate)"
-        )
     if settings.unbounded:
         raise UserError(
             "cache.staging=unbounded is an accounting replay: a live run needs a number of slots"

@@ -6,13 +6,16 @@ more; so the layer-steps to come are known by layer, not by experts. L MoE layer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oled.policies.interface import Side
+
+Predicted = tuple[NDArray[np.uint16], NDArray[np.float32]]
+"""Experts and their summed weights, most wanted first, as in a trace."""
 
 
 class Growing:
@@ -39,7 +42,7 @@ class Foresight:
 
     def __init__(self, layers: int, horizons: int, store: NDArray[np.float64], seed: int) -> None:
         self.horizons = horizons
-        self._layers = layers
+        self.layers = layers
         self._store = np.ascontiguousarray(store)
         self._seed = seed
         self._requests: list[int] = []
@@ -52,11 +55,11 @@ class Foresight:
         """The next forward is of this request (0.. consecutive)."""
         self._requests.append(request)
 
-    def add(self, predictions: Sequence[tuple[NDArray[np.uint16], NDArray[np.float32]]]) -> None:
-        """What was predicted at the next layer-step, by layers ahead; fewer than H near the end."""
+    def add(self, predictions: Mapping[int, Predicted]) -> None:
+        """What was predicted at the next layer-step, by layers ahead: 1..H, not all of them."""
         end = int(self._offsets.values[-1])
-        for ahead in range(self.horizons):
-            if ahead < len(predictions):
+        for ahead in range(1, self.horizons + 1):
+            if ahead in predictions:
                 experts, scores = predictions[ahead]
                 self._experts.extend(experts)
                 self._scores.extend(scores)
@@ -76,8 +79,8 @@ class Foresight:
         return Side(
             offsets=none,
             expert=np.zeros(0, np.uint16),
-            step_layer=np.tile(np.arange(self._layers), forwards),
-            step_forward=np.repeat(np.arange(forwards), self._layers),
+            step_layer=np.tile(np.arange(self.layers), forwards),
+            step_forward=np.repeat(np.arange(forwards), self.layers),
             forward_request=np.array(
                 [*self._requests[: forward + 1], self._requests[forward]], np.int64
             ),

@@ -1,54 +1,101 @@
-"""What the routers of a decoding model say beside its routing, for policies that listen.
+"""What the routers of a decoding model, and a predictor, say beside its routing, for policies that
+listen.
 
 Shapes: T tokens, E experts, k top-k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from oled.errors import UserError
+from oled.live.foresight import Predicted
+from oled.policies.composition import Composition
 from oled.record.capture import wanted
 from oled.record.families import read_family
 from oled.record.modules import MoeLayer
+from oled.record.predictors import NextGate, Predictor, trained_predictors
 from oled.record.recorder import refuse_unknown_scores, router_stacks
 from oled.record.scores import router_scores
+
+HORIZONS = 3
+"""Layers ahead whose gates are asked where a policy names no predictor; HybriMoE looks at three."""
 
 
 class Said(NamedTuple):
     """Of one layer-step."""
 
     scores: NDArray[np.float32]  # [E of the widest layer] mean over the tokens, or [0]
-    predictions: tuple[tuple[NDArray[np.uint16], NDArray[np.float32]], ...]
-    """By layers ahead: experts and their summed weights, most wanted first, as in a trace."""
+    predictions: Mapping[int, Predicted]  # by MoE layers ahead
+    ask_ns: int  # wall time that all of this took
 
 
-SILENCE = Said(np.zeros(0, np.float32), ())
+SILENCE = Said(np.zeros(0, np.float32), {}, 0)
+
+
+def predictor_for(
+    composition: Composition,
+    model: PreTrainedModel,
+    layers: Sequence[MoeLayer],
+    heads: str | Path | None,
+    device: str,
+) -> Predictor | None:
+    """Who says what the policy wants to know ahead; None where it wants nothing.
+
+    `heads`: a file of trained predictors, or "bundled"; `device`: where the model will run.
+    """
+    if not composition.needs & {"predictions", "coming"}:
+        return None
+    if composition.predictor is None:
+        return NextGate(HORIZONS)
+    if heads is None:
+        raise UserError(
+            f"policy '{composition.name}' follows a trained predictor: give heads=FILE of "
+            f"experiments/train_predictors.py (heads=bundled: the small model's)"
+        )
+    stacks = router_stacks(layers)
+    if len(stacks) > 1:
+        raise UserError("heads predict one stack of layers; this model has several")
+    widest = max(entry.num_experts for entry in layers)
+    found = trained_predictors(heads, stacks[0], read_family(model.config), widest, device)
+    for predictor in found:
+        if predictor.name == composition.predictor:
+            return predictor
+    names = ", ".join(predictor.name for predictor in found)
+    raise UserError(f"{heads}: no predictor '{composition.predictor}', only {names}")
 
 
 class Gates:
-    """A context: inside it, `take` what the router said that was asked last.
+    """A context: inside it, `take` what was said at the router that was asked last.
 
-    `horizons`: the gates of the next 1.. MoE layers are asked about a layer's input, too.
+    `predictor`, where there is one, is asked about each layer's gate input.
     """
 
     def __init__(
-        self, model: PreTrainedModel, layers: Sequence[MoeLayer], *, scores: bool, horizons: int
+        self,
+        model: PreTrainedModel,
+        layers: Sequence[MoeLayer],
+        *,
+        scores: bool,
+        predictor: Predictor | None,
     ) -> None:
         family = read_family(model.config)
         if scores:
             refuse_unknown_scores(family)
-        self.horizons = min(horizons, len(layers) - 1)
+        self.horizons = 0 if predictor is None else predictor.reach(len(layers))
+        self._predictor = predictor
         self._scoring = family.scoring if scores else None
-        self._listens = scores or self.horizons > 0
-        self._stacks = router_stacks(layers) if self._listens else []
+        self._stacks = router_stacks(layers) if scores or self.horizons else []
         self._experts = [entry.num_experts for entry in layers]
         self._said = SILENCE
         self._undo = ExitStack()
@@ -77,18 +124,25 @@ class Gates:
 
     def _hook(self, stack: list[nn.Module], row: int) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-            scores = SILENCE.scores
+            began, scores = time.perf_counter_ns(), SILENCE.scores
             if self._scoring is not None:
                 values, _biased = router_scores(self._scoring, stack[row], output[0])
                 scores = np.zeros(max(self._experts), np.float32)
                 scores[: self._experts[row]] = values.mean(0).cpu().numpy()
-            ahead = range(row + 1, min(row + 1 + self.horizons, len(stack)))
-            asked = tuple(self._ask(stack[target], target, inputs[0]) for target in ahead)
-            self._said = Said(scores, asked)
+            told = self._ask(stack, row, inputs[0])
+            self._said = Said(scores, told, time.perf_counter_ns() - began)
 
         return hook
 
-    def _ask(self, router: Any, target: int, x: Tensor) -> tuple[Any, Any]:
-        # forward, not __call__: its own hook must not take this for a real call
-        _, weights, ids = router.forward(x)
-        return wanted(ids.cpu().numpy(), weights.float().cpu().numpy(), self._experts[target])
+    def _ask(self, stack: list[nn.Module], row: int, hidden: Tensor) -> dict[int, Predicted]:
+        """As a recorder keeps it."""
+        if self._predictor is None:
+            return {}
+        return {
+            ahead: wanted(
+                ids.cpu().numpy(),
+                values.float().cpu().numpy(),
+                self._experts[(row + ahead) % len(stack)],
+            )
+            for ahead, ids, values in self._predictor.say(stack, row, hidden)
+        }

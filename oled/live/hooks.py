@@ -33,6 +33,7 @@ class Offloaded:
     ) -> None:
         self.executor = executor
         self.log = log
+        self.ask_ns: list[int] = []  # by forward: wall time of router scores and predictions
         self._gates = gates
         self._layers = layers
         self._rows: dict[nn.Module, int] = {
@@ -65,6 +66,7 @@ class Offloaded:
             self.executor.begin_request()
         at = At(self.log.forward, int(coming.phase), share.block, share.step, int(first))
         self.executor.begin_forward(at)
+        self.ask_ns.append(0)
         self._next = 0
 
     def finish(self, done: Pass) -> None:
@@ -85,7 +87,9 @@ class Offloaded:
         x, weight = backend.adopt(hidden.detach()), backend.adopt(weights.detach())
         routed = ids.cpu().numpy().astype(np.int32)
         applied = weights.detach().float().cpu().numpy()
-        step = self.log.step(layer, routed, applied, self._gates.take())
+        said = self._gates.take()
+        self.ask_ns[-1] += said.ask_ns
+        step = self.log.step(layer, routed, applied, said)
         side = self.log.foresight.side(step.forward)
         self.executor.decide_ns[-1] += time.perf_counter_ns() - began
         return torch.as_tensor(self.executor.run(step, side, routed, weight, x)).to(hidden.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -18,7 +19,7 @@ from oled.live.decoded import LiveRun
 from oled.live.executor import Executor, device_slots, refuse_unsupported
 from oled.live.experts import common_form, move_the_rest, numbers_of, size_of_the_rest, take_experts
 from oled.live.foresight import Foresight
-from oled.live.gates import Gates
+from oled.live.gates import Gates, predictor_for
 from oled.live.hooks import Offloaded
 from oled.live.steplog import StepLog, empty_steps
 from oled.live.store import Preflight
@@ -38,8 +39,6 @@ from oled.trace.schema import Geometry, Phase
 from oled.trace.steps import Steps
 
 _ROOM_TO_WORK = 512 * 2**20  # on the device: KV cache, activations, workspaces; assumed
-HORIZONS = 3
-"""Layers ahead whose gates are asked where a policy needs predictions; HybriMoE looks at three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,11 @@ def live_run(
     machine: Machine,
     calibration: Calibration | None = None,
     kind: Kind = EMULATED,
+    heads: str | Path | None = None,
 ) -> LiveRun:
     """Decode the prompts, one after the other, under a policy.
+
+    `heads`: a file of trained predictors, or "bundled", for policies that follow one.
 
     The model, which is on the CPU, goes where the backend computes; its experts move into the host
     store and stay there as its parameters.
@@ -90,7 +92,7 @@ def live_run(
         loaded.model,
         layers,
         scores="scores" in composition.needs,
-        horizons=HORIZONS if "predictions" in composition.needs else 0,
+        predictor=predictor_for(composition, loaded.model, layers, heads, kind.device),
     )
     foresight = Foresight(len(layers), gates.horizons, ready.side.store, settings.seed)
     log = StepLog(known.num_experts, known.top_k, foresight)
@@ -111,6 +113,7 @@ def live_run(
         costs=costs,
         forward_ns=np.array(times, np.int64),
         decide_ns=np.array(executor.decide_ns, np.int64),
+        ask_ns=np.array(live.ask_ns, np.int64),
         preflight=preflight,
         entries=np.array(backend.entries, np.int64).reshape(-1, 6),
         layers=geometry.moe_layers,

@@ -108,6 +108,8 @@ def run_trace(
     refuse_unsupported(composition, settings)
     trace = load(trace_path(source))
     subject = Subject.of(trace)
+    if composition.predictor is not None:
+        subject = subject.predicting(composition.predictor)
     refuse_what_is_missing(subject, composition)
     learned, _ = calibrate(subject, composition, calibration)
     most = subject.steps.num_forwards

@@ -110,11 +110,21 @@ class StepLog:
             last_token[:active],
             _NO_FUTURE,
             said.scores,
-            _NOTHING_FORESEEN,
+            self._coming(said, tokens),
         )
         self.foresight.add(said.predictions)
         self._steps.append(step)
         return step
+
+    def _coming(self, said: Said, tokens: int) -> Floats:
+        """What was said of the same layer in the next forward, f32[E] means over the tokens."""
+        if self.foresight.horizons < self.foresight.layers:
+            return _NOTHING_FORESEEN
+        coming = np.zeros(int(self.num_experts.max()), np.float32)
+        if self.foresight.layers in said.predictions:
+            experts, scores = said.predictions[self.foresight.layers]
+            coming[experts] = scores / tokens
+        return coming
 
     def steps(self, expert_bytes: NDArray[np.int64]) -> Steps:
         """Everything so far as the simulator replays it."""

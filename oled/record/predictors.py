@@ -41,6 +41,10 @@ class Predictor(Protocol):
     @property
     def name(self) -> str: ...
 
+    def reach(self, layers: int) -> int:
+        """Of a stack of so many rows: how many MoE layers ahead it says anything at most."""
+        ...
+
     def say(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[Said]:
         """What the gate input `hidden` [N, h] of a row tells of other layers."""
         ...
@@ -52,6 +56,9 @@ class NextGate:
 
     horizons: int
     name: str = NEXT_GATE
+
+    def reach(self, layers: int) -> int:
+        return min(self.horizons, layers - 1)
 
     def say(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[Said]:
         for ahead in range(1, min(self.horizons, len(stack) - 1 - row) + 1):
@@ -75,6 +82,9 @@ class RouterHeads:
     scoring: Scoring
     width: int
     name: str = FUTURE_ROUTER
+
+    def reach(self, layers: int) -> int:
+        return layers
 
     def say(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[Said]:
         layers = len(stack)
@@ -105,11 +115,14 @@ class CrossLayerDrafts:
     scoring: Scoring
     name: str = SPICE
 
+    def reach(self, layers: int) -> int:
+        return layers - 1
+
     def say(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[Said]:
         z = hidden.float()
         for ahead in range(1, len(stack) - row):
             z = draft(z, self.down[row + ahead - 1], self.up[row + ahead - 1])
-            logits, _, ids = stack[row + ahead].forward(z)
+            logits, _, ids = stack[row + ahead].forward(z.to(hidden.dtype))
             chooses = selection(self.scoring, stack[row + ahead], logits)
             shares = (self.sharpness[ahead - 1] * chooses).softmax(-1)
             yield ahead, ids, shares.gather(-1, ids)
@@ -129,11 +142,12 @@ def selection(scoring: Scoring | None, router: nn.Module, logits: Tensor) -> Ten
 
 
 def trained_predictors(
-    source: str | Path, stack: Stack, family: Family, width: int
+    source: str | Path, stack: Stack, family: Family, width: int, device: str | None = None
 ) -> tuple[Predictor, ...]:
     """The predictors in a file of heads, or in the bundled one; `width` scores a token are kept.
 
-    Temporal heads must be there, spatial ones and drafts may.
+    Temporal heads must be there, spatial ones and drafts may. `device`: where the model will be
+    asked; None: where it is.
 
     Raises UserError where the file is none, or was trained for other routers than these.
     """
@@ -146,10 +160,10 @@ def trained_predictors(
         )
     if family.scoring is None:
         raise UserError(f"how '{family.model_type}' scores experts is not known: do without heads")
-    device, layers = next(stack[0].parameters()).device, len(stack)
+    place, layers = device or next(stack[0].parameters()).device, len(stack)
 
     def tensor(name: str) -> Tensor:
-        return tensors[name].float().to(device)
+        return tensors[name].float().to(place)
 
     def linear(kind: str) -> tuple[Linear, ...]:
         if f"{kind}.0" not in tensors:

@@ -80,18 +80,26 @@ class Plan:
 class Configuration:
     """One policy with one cache, ready to run."""
 
+    routing: Routing  # with what the policy's predictor said
     composition: Composition
     settings: Settings
     calibration: Calibration | None
 
-    def budget(self, steps: Steps, costs: CostTables) -> Budget:
-        settings = self.settings
+    def budget(self, costs: CostTables) -> Budget:
+        steps, settings = self.routing.steps, self.settings
         return parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
 
-    def device_slots(self, steps: Steps, costs: CostTables) -> int:
+    def device_slots(self, costs: CostTables) -> int:
         """Slots that it needs on the device."""
-        budget = self.budget(steps, costs)
-        known = (steps, costs, self.composition, budget, self.settings, self.calibration)
+        budget = self.budget(costs)
+        known = (
+            self.routing.steps,
+            costs,
+            self.composition,
+            budget,
+            self.settings,
+            self.calibration,
+        )
         return device_slots(assemble(*known), costs, budget, self.settings.staging_slots)
 
 
@@ -115,8 +123,8 @@ def validate(
     """
     began = time.perf_counter()
     subject = Subject.of(trace)
-    configurations = _configurations(subject, plan, settings, calibration)
-    routing = Routing.of(trace, subject.steps, 0, plan.forwards, settings.batch_size)
+    configurations = _configurations(trace, subject, plan, settings, calibration)
+    routing = configurations[0].routing
     steps = routing.steps
     form = form_of(trace.geometry, None if kind.keeps_time else geometry)
     numbers = NUMBERS[kind.numbers[0]]
@@ -135,13 +143,11 @@ def validate(
             pinned=settings.pinned,
         )
     )
-    resident = _resident(kind, configurations, steps, costs, size)
+    resident = _resident(kind, configurations, costs, size)
     filling = partial(tqdm, desc="random experts", unit="expert", disable=None)
     store = HostStore.random(form, steps.num_experts, settings.seed, numbers, filling)
     with kind.held(store):
-        pairs = run_pairs(
-            routing, store, costs, configurations, plan, resident, kind=kind, paced=pace.kept
-        )
+        pairs = run_pairs(store, costs, configurations, plan, resident, kind=kind, paced=pace.kept)
     strangers = [] if kind.keeps_time else list(foreign(profile, kind.machine))
     gated = gated and pace.kept and not strangers
     return {
@@ -167,18 +173,24 @@ def validate(
 
 
 def _configurations(
-    subject: Subject, plan: Plan, settings: Settings, calibration: str | None
+    trace: Trace, plain: Subject, plan: Plan, settings: Settings, calibration: str | None
 ) -> list[Configuration]:
     """Every policy with every number of slots; what cannot run is refused."""
     found = []
+    routings: dict[str | None, Routing] = {}
     for policy in plan.policies:
         composition = load_composition(policy)
         refuse_unsupported(composition, settings)
+        name = composition.predictor
+        subject = plain if name is None else plain.predicting(name)
         refuse_what_is_missing(subject, composition)
         learned, _ = calibrate(subject, composition, calibration)
+        if name not in routings:
+            rows = settings.batch_size
+            routings[name] = Routing.of(trace, subject.steps, 0, plan.forwards, rows)
         for slots in plan.slots:
             chosen = replace(settings, slots=slots, plans=True)
-            found.append(Configuration(composition, chosen, learned))
+            found.append(Configuration(routings[name], composition, chosen, learned))
     return found
 
 
@@ -192,15 +204,16 @@ def _judged(rows: list[dict[str, Any]], kind: Kind, gated: bool) -> dict[str, An
 
 
 def _resident(
-    kind: Kind, configurations: Sequence[Configuration], steps: Steps, costs: CostTables, size: int
+    kind: Kind, configurations: Sequence[Configuration], costs: CostTables, size: int
 ) -> Configuration:
     """The run that all outputs are compared with: every expert has its slot, or as many as fit.
 
     What does not fit is refused before anything is allocated. `size`: of an expert, bytes.
     """
-    experts = int(steps.num_experts.sum())
+    routing = configurations[0].routing
+    experts = int(routing.steps.num_experts.sum())
     settings = replace(configurations[0].settings, slots=1.0, scope="layer", staging=1)
-    most = max(chosen.device_slots(steps, costs) for chosen in configurations)
+    most = max(chosen.device_slots(costs) for chosen in configurations)
     free = kind.device_free()
     if free is None:
         most = max(most, experts + 1)
@@ -209,11 +222,10 @@ def _resident(
         share = max(0.0, fitting / experts)
         settings = replace(settings, slots=float(np.floor(1000 * share) / 1000), staging=_STREAMED)
     kind.preflight(experts * size, most * size).check()
-    return Configuration(RESIDENT, settings, None)
+    return Configuration(routing, RESIDENT, settings, None)
 
 
 def run_pairs(
-    routing: Routing,
     store: HostStore,
     costs: CostTables,
     configurations: Sequence[Configuration],
@@ -227,7 +239,7 @@ def run_pairs(
 
     `resident`: what all outputs are compared with.
     """
-    live = partial(_live, routing, store, costs, kind)
+    live = partial(_live, store, costs, kind)
     outputs = live(resident, False).outputs
     runs: list[list[LiveReplay]] = [[] for _ in configurations]
     errors = [0.0] * len(configurations)
@@ -258,8 +270,8 @@ def run_pairs(
                 one_more(index)
     pairs = []
     for chosen, repeats, error, identical in zip(configurations, runs, errors, same, strict=True):
-        known = costs if paced else _deciding_as_measured(costs, routing.steps, repeats)
-        pairs.append(_pair(routing, known, chosen, repeats, error, identical))
+        known = costs if paced else _deciding_as_measured(costs, chosen.routing.steps, repeats)
+        pairs.append(_pair(known, chosen, repeats, error, identical))
     return pairs
 
 
@@ -272,7 +284,6 @@ def _deciding_as_measured(
 
 
 def _live(
-    routing: Routing,
     store: HostStore,
     costs: CostTables,
     kind: Kind,
@@ -280,11 +291,11 @@ def _live(
     paced: bool,
 ) -> LiveReplay:
     return live_replay(
-        routing,
+        chosen.routing,
         store,
         costs,
         chosen.composition,
-        chosen.budget(routing.steps, costs),
+        chosen.budget(costs),
         chosen.settings,
         chosen.calibration,
         kind=kind,
@@ -293,14 +304,13 @@ def _live(
 
 
 def _pair(
-    routing: Routing,
     costs: CostTables,
     chosen: Configuration,
     runs: Sequence[LiveReplay],
     outputs_error: float,
     outputs_identical: bool,
 ) -> Pair:
-    steps, budget = routing.steps, chosen.budget(routing.steps, costs)
+    steps, budget = chosen.routing.steps, chosen.budget(costs)
     settings = replace(chosen.settings, timeline=(0, steps.num_forwards))
     known = (steps, costs, chosen.composition, budget, settings, chosen.calibration)
     replay = replay_steps(*known)

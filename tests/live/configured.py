@@ -76,7 +76,7 @@ def calibration() -> Calibration:
 @functools.cache
 def policies() -> list[str]:
     """Every shipped policy of one GPU that runs live: it keeps the model's routes, and follows no
-    trained predictor."""
+    trained predictor, whose words the demo's routing lacks (see test_predictors_live)."""
     found = {name: load_composition(name) for name in composition_names()}
     return [n for n, one in found.items() if one.reroute is None and one.predictor is None]
 
