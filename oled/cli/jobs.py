@@ -238,10 +238,14 @@ def decoding(values: Values) -> Decoding:
         "autoregressive": decode.Autoregressive,
         "block_diffusion": decode.BlockDiffusion,
         "canvas_diffusion": decode.CanvasDiffusion,
+        "speculative_autoregressive": decode.SpeculativeAutoregressive,
+        "speculative_blocks": decode.SpeculativeBlocks,
     }
     fields = {key: value for key, value in values.items() if key != "kind"}
     if "mode" in fields:
         fields["mode"] = decode.Mode(fields["mode"])
+    if "draft" in fields:
+        fields["draft"] = decode.Drafting(**fields["draft"])
     fields["eos_ids"] = fields["eos_ids"] and tuple(fields["eos_ids"])
     settings: Decoding = kinds[values["kind"]](**fields)
     return settings

@@ -121,6 +121,24 @@ class CanvasDiffusion(Decode):
 
 
 @dataclass
+class Drafting:
+    experts: str | None = MISSING
+    confidence: float = MISSING
+    growth: int = MISSING
+    most: int = MISSING
+
+
+@dataclass
+class SpeculativeAutoregressive(Autoregressive):
+    draft: Drafting = field(default_factory=Drafting)
+
+
+@dataclass
+class SpeculativeBlocks(BlockDiffusion):
+    draft: Drafting = field(default_factory=Drafting)
+
+
+@dataclass
 class Record:
     """`oled record`."""
 
@@ -259,3 +277,5 @@ def register() -> None:
     store(group="decode", name="block_diffusion_schema", node=BlockDiffusion)
     store(group="decode", name="canvas_diffusion_schema", node=CanvasDiffusion)
     store(group="decode", name="autoregressive_schema", node=Autoregressive)
+    store(group="decode", name="speculative_autoregressive_schema", node=SpeculativeAutoregressive)
+    store(group="decode", name="speculative_blocks_schema", node=SpeculativeBlocks)

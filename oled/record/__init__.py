@@ -6,7 +6,16 @@ report = record(loaded, load_prompts("prompts.jsonl"), BlockDiffusion(block_leng
 
 from __future__ import annotations
 
-from oled.record.decode import Autoregressive, BlockDiffusion, CanvasDiffusion, Decoding, Mode
+from oled.record.decode import (
+    Autoregressive,
+    BlockDiffusion,
+    CanvasDiffusion,
+    Decoding,
+    Drafting,
+    Mode,
+    SpeculativeAutoregressive,
+    SpeculativeBlocks,
+)
 from oled.record.loading import LoadedModel, load_model
 from oled.record.prompts import Prompt, load_prompts, plain_prompt
 from oled.record.recorder import Recorder
@@ -17,11 +26,14 @@ __all__ = [
     "BlockDiffusion",
     "CanvasDiffusion",
     "Decoding",
+    "Drafting",
     "LoadedModel",
     "Mode",
     "Prompt",
     "RecordReport",
     "Recorder",
+    "SpeculativeAutoregressive",
+    "SpeculativeBlocks",
     "load_model",
     "load_prompts",
     "plain_prompt",

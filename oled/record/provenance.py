@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,16 @@ import torch
 import transformers
 
 import oled
-from oled.record.decode import Autoregressive, BlockDiffusion, CanvasDiffusion, Decoding
+from oled.record.decode import (
+    Autoregressive,
+    BlockDiffusion,
+    CanvasDiffusion,
+    Decoding,
+    Speculative,
+    SpeculativeAutoregressive,
+    SpeculativeBlocks,
+)
+from oled.record.drafting import DRAFT, Draft
 from oled.record.loading import LoadedModel
 from oled.record.modules import geometry_of
 from oled.record.prompts import Prompt
@@ -28,6 +37,8 @@ _DECODING = {
     Autoregressive: "autoregressive",
     BlockDiffusion: "block_diffusion",
     CanvasDiffusion: "canvas_diffusion",
+    SpeculativeAutoregressive: "speculative_autoregressive",
+    SpeculativeBlocks: "speculative_blocks",
 }
 
 
@@ -45,8 +56,13 @@ def manifest_of(
     """Everything that is known before the first pass; `decode` has its token ids."""
     model, tokenizer = loaded.model, loaded.tokenizer
     family = recorder.family
+    geometry = geometry_of(model, loaded.stored_dtype)
+    predictors = [predictor.name for predictor in recorder.predictors]
+    if isinstance(decode, Speculative):
+        units = Draft(model, decode.draft.experts).units
+        geometry, predictors = replace(geometry, draft_experts=units), [DRAFT, *predictors]
     return Manifest(
-        geometry=geometry_of(model, loaded.stored_dtype),
+        geometry=geometry,
         weight_kind=family.weight_kind,
         weight_sum=family.weight_sum,
         confidence_kind=decode.confidence_kind,
@@ -71,7 +87,7 @@ def manifest_of(
             "commit": commit(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "next_gate_horizons": recorder.horizons,
-            "predictors": [predictor.name for predictor in recorder.predictors],
+            "predictors": predictors,
             "router_scores": recorder.score_width,
             "score_kind": family.scoring,
             RULE: None if rule is None else rule.describe(),

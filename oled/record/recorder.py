@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from oled.errors import UserError
@@ -132,8 +133,9 @@ class Recorder:
                 f"{self._tokens}: such a model can not be recorded"
             )
         self._fired[row] += 1
-        self._staging.put("expert_ids", row, ids)
-        self._staging.put("weights", row, weights)
+        unused = self.family.top_k - ids.shape[1]  # a draft executes fewer than the router chose
+        self._staging.put("expert_ids", row, functional.pad(ids, (0, unused), value=-1))
+        self._staging.put("weights", row, functional.pad(weights, (0, unused)))
         return self._delegates[module](module, hidden, ids, weights, **kwargs)
 
     def _find_routers(self) -> list[list[nn.Module]]:

@@ -30,6 +30,6 @@ def _record(pass_id: int, phase: Phase, share: Share, capture: Capture) -> Forwa
         context_length=share.context_length,
         accepted=int(share.accepted.sum()),
         produced=share.produced,
-        predictions=capture.predictions(share.tokens),
+        predictions=(*share.predictions, *capture.predictions(share.tokens)),
         scores=capture.scores(share.tokens),
     )

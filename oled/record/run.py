@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from oled.errors import UserError
-from oled.record.decode import Decoding, Pass
+from oled.record.decode import Decoding, Pass, Speculative
 from oled.record.decode.batch import unheard
 from oled.record.loading import LoadedModel
 from oled.record.overhead import hook_overhead
@@ -114,6 +114,8 @@ def record(
     ):
         if value < least:
             raise UserError(f"{name} is {value}; it must be at least {least}")
+    if isinstance(decode, Speculative):
+        _refuse_drafting(batch_size, reroute)
     settings = decode.resolve(loaded.model, loaded.tokenizer)
     requests = tokenize(prompts, loaded.tokenizer, chat=chat, seed=seed)
     refuse_unfit(loaded.model, requests, settings)
@@ -154,3 +156,13 @@ def record(
         write_fraction=tally.write_seconds / plain,
         change=None if rerouting is None else rerouting.change,
     )
+
+
+def _refuse_drafting(batch_size: int, reroute: Reroute | None) -> None:
+    """What drafts do not go together with."""
+    if batch_size > 1:
+        raise UserError(f"batch_size={batch_size}: drafts are verified one prompt at a time")
+    if reroute is not None:
+        raise UserError(
+            "a rule that changes routes is about plain denoising: record without drafts"
+        )

@@ -75,6 +75,7 @@ class Geometry:
     moe_intermediate_size: int | None = None
     zero_experts: int = 0  # ids E..E+M-1 that compute nothing and have no weights
     expert_parts: int = 1  # so many MoE layers in a row are parts of one layer of the model
+    draft_experts: int = 0  # resident ones of draft forwards alone, in units of a routed expert
     name: str | None = None  # in the catalogue of geometries
 
     def __post_init__(self) -> None:
@@ -116,6 +117,7 @@ class Geometry:
         for key, value in (
             ("zero_experts", self.zero_experts),
             ("shared_experts", self.shared_experts),
+            ("draft_experts", self.draft_experts),
             ("hidden_size", self.hidden_size),
             ("moe_intermediate_size", self.moe_intermediate_size),
         ):
@@ -137,8 +139,9 @@ class Geometry:
             key: list(value) if isinstance(value, tuple) else value
             for key, value in asdict(self).items()
         }
-        if self.expert_parts == 1:
-            del fields["expert_parts"]  # as before there were any: the hash of a trace stays
+        for name, none in (("expert_parts", 1), ("draft_experts", 0)):
+            if fields[name] == none:
+                del fields[name]  # as before there were any: the hash of a trace stays
         return fields
 
     @classmethod
@@ -156,6 +159,7 @@ class Geometry:
             moe_intermediate_size=fields.optional("moe_intermediate_size", int),
             zero_experts=fields.get("zero_experts", int),
             expert_parts=fields.optional("expert_parts", int) or 1,
+            draft_experts=fields.optional("draft_experts", int) or 0,
             name=fields.optional("name", str),
         )
 

@@ -7,8 +7,12 @@ from oled.record.decode.batch import Announce, Pass, Request, Share
 from oled.record.decode.block_diffusion import BlockDiffusion
 from oled.record.decode.canvas_diffusion import CanvasDiffusion
 from oled.record.decode.common import Mode
+from oled.record.decode.speculation import Drafting
+from oled.record.decode.speculative_autoregressive import SpeculativeAutoregressive
+from oled.record.decode.speculative_blocks import SpeculativeBlocks
 
-Decoding = Autoregressive | BlockDiffusion | CanvasDiffusion
+Speculative = SpeculativeAutoregressive | SpeculativeBlocks
+Decoding = Autoregressive | BlockDiffusion | CanvasDiffusion | Speculative
 
 __all__ = [
     "Announce",
@@ -16,8 +20,12 @@ __all__ = [
     "BlockDiffusion",
     "CanvasDiffusion",
     "Decoding",
+    "Drafting",
     "Mode",
     "Pass",
     "Request",
     "Share",
+    "Speculative",
+    "SpeculativeAutoregressive",
+    "SpeculativeBlocks",
 ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from oled.trace.schema import Phase, TokenState
+from oled.trace.schema import Phase, Prediction, TokenState
 
 Ids = NDArray[np.int64]
 Confidence = NDArray[np.float32]
@@ -47,6 +47,7 @@ class Share:
     produced: int = 0
     block: int = -1
     step: int = -1
+    predictions: tuple[Prediction, ...] = ()  # what a draft says of the pass that verifies it
 
 
 @dataclass(frozen=True, slots=True, eq=False)

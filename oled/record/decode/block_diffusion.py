@@ -89,23 +89,23 @@ class BlockDiffusion:
         """Decode a batch with resolved settings; yields after every run of the model."""
         if self.block_length is None or self.mask_id is None or self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
-        ids = _Ids(self.mask_id, self.eos_ids)
-        return _Loop(self, self.block_length, ids, model, requests, announce).passes()
+        ids = BlockIds(self.mask_id, self.eos_ids)
+        return BlockLoop(self, self.block_length, ids, model, requests, announce).passes()
 
 
-class _Ids(NamedTuple):
+class BlockIds(NamedTuple):
     mask: int
     eos: tuple[int, ...]
 
 
-class _Loop:
+class BlockLoop:
     """One batch on its way through the blocks."""
 
     def __init__(
         self,
         settings: BlockDiffusion,
         length: int,
-        ids: _Ids,
+        ids: BlockIds,
         model: PreTrainedModel,
         requests: Sequence[Request],
         announce: Announce,
@@ -122,11 +122,15 @@ class _Loop:
             yield self._prefill()
         while rows := self.batch.keep_unfinished(self.rows):
             self.rows = rows
-            step = 0
-            while not all(self._is_full(row) for row in rows):
-                yield self._denoise(step)
-                step += 1
+            yield from self.fill()
             yield self._commit()
+
+    def fill(self) -> Iterator[Pass]:
+        """Denoise the block at hand until nothing in it is masked."""
+        step = 0
+        while not all(self._is_full(row) for row in self.rows):
+            yield self._denoise(step)
+            step += 1
 
     def _row(self, request: Request) -> Row:
         new_tokens = self.settings.max_new_tokens

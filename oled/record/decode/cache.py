@@ -63,6 +63,31 @@ class CachedBatch(CachedRows):
         return logits
 
     @torch.inference_mode()
+    def run_states(self, states: Ids) -> Tensor:
+        """Logits [n, L, V] of n states [n, L] of one row's block, in one pass over one cache.
+
+        A state sees the cache and itself; nothing is kept.
+        """
+        number, length = states.shape
+        own = self.own_positions(length)[:, self.length :].repeat(1, number)  # [1, n L]
+        inputs = self._inputs(states.reshape(1, -1))
+        state = torch.arange(number, device=own.device).repeat_interleave(length)
+        visible = torch.ones(number * length, self.length, dtype=torch.bool, device=own.device)
+        visible = torch.cat((visible, state[:, None] == state), dim=1)[None, None]
+        mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=own.device)
+        inputs["attention_mask"] = mask.masked_fill(~visible, torch.finfo(mask.dtype).min)
+        inputs["position_ids"] = own
+        logits: Tensor = self.model(**inputs).logits
+        self.cache.crop(-number * length)
+        return logits.view(number, length, -1)
+
+    def drop(self, columns: int) -> None:
+        """Take the last columns out of the cache again."""
+        if columns:
+            self.cache.crop(-columns)
+            self.length -= columns
+
+    @torch.inference_mode()
     def run_last(self, tokens: Ids) -> Tensor:
         """Logits [B, V] of the last column; all columns go into the cache."""
         logits: Tensor = self.model(**self._inputs(tokens), logits_to_keep=1).logits

@@ -84,6 +84,9 @@ def check_forwards(columns: Columns, manifest: Manifest, locate: Locate, found: 
     report("order", after(steps), "step", "does not follow the step before")
     reopened = together & denoise[1:] & (here["phase"][:-1] == Phase.COMMIT)
     report("order", after(reopened), "block", "is denoised after its commit")
+    speculative = np.isin(here["phase"], (Phase.DRAFT, Phase.VERIFY))
+    unverified = (here["phase"][:-1] == Phase.DRAFT) & ~speculative[1:]
+    report("order", after(unverified), "phase", "follows a draft, which nothing verifies")
     report("accepted", _overproduced(here, order), "produced", "makes more than were accepted")
 
 
@@ -135,6 +138,9 @@ def check_tokens(
     position = columns["position"].astype(np.int64)
     follows = np.append(False, (np.diff(forward) == 0) & ~pad[1:] & ~pad[:-1])
     back = follows & (np.diff(position, prepend=0) <= 0)
+    # a verification holds a block several times, as the draft had it after each step
+    verified = forwards["phase"][forward] == Phase.VERIFY
+    back &= ~(verified & (position == position[offsets[forward]]))
     if "requests" not in manifest.lacks:  # else a forward may hold tokens of several of them
         report("order", back, "position", "does not come after the token before")
     denoise = forwards["phase"][forward] == Phase.DENOISE
