@@ -21,7 +21,7 @@ from oled.hardware.runtime import Runtime
 from oled.hardware.shape import ExpertShape, resolve
 from oled.hardware.tables import matching
 from oled.models.catalogue import ModelGeometry
-from oled.trace.schema import Geometry
+from oled.trace.schema import Geometry, Phase
 from oled.trace.steps import Steps
 
 Ints = NDArray[np.int64]
@@ -47,6 +47,7 @@ class CostTables:
     copy_out_ns: Ints  # [C] one expert back to the host
     contention_ppm: int  # speed of CPU experts and of copies while both run, in millionths
     policy_ns: int  # deciding, per layer-step
+    draft_ns: Ints  # [C, G+1] the draft experts of a draft forward, by its tokens; resident
     opens: Ints  # [L] 1 where the dense part comes before: the first of its `expert_parts`
     layer_class: Ints  # [L] the C of each MoE layer
     expert_bytes: Ints  # [L]
@@ -54,8 +55,13 @@ class CostTables:
     provenance: Mapping[str, Any]  # profile, runtime, options, model of the costs, tables used
 
     def dense_of_steps(self, times: Ints, steps: Steps) -> Ints:
-        """The dense part before each layer-step, from `times` of each forward: [S]."""
-        return times[steps.forward] * self.opens[steps.layer]
+        """The dense part before each layer-step, from `times` of each forward: [S].
+
+        In draft forwards the draft expert belongs to it, as the shared experts do.
+        """
+        dense, drafts = times[steps.forward], steps.phase[steps.forward] == Phase.DRAFT
+        own = self.draft_ns[self.layer_class[steps.layer], steps.tokens[steps.forward]]
+        return np.where(drafts, dense + own, dense) * self.opens[steps.layer]
 
 
 def build_costs(
@@ -115,6 +121,9 @@ def build_costs(
             [formulas.copy(profile, e.stored_bytes, pinned, inward=False) for e in shapes.experts]
         ),
         contention_ppm=int(1e6 * formulas.contention(profile, tuned, pinned)),
+        draft_ns=np.stack(
+            [_draft_ns(profile, e, geometry.draft_experts, most_tokens) for e in shapes.experts]
+        ),
         policy_ns=runtime.policy_ns_per_layer // geometry.expert_parts,
         opens=_integer(np.arange(len(geometry.moe_layers)) % geometry.expert_parts == 0),
         layer_class=np.array(shapes.layer_class, dtype=np.int64),
@@ -167,6 +176,15 @@ def _gpu_group(profile: Profile, expert: ExpertShape, tokens: int, experts: int)
     group = np.ceil(expert.share * times).astype(np.int64)
     group[:, 0] = 0
     return group
+
+
+def _draft_ns(profile: Profile, expert: ExpertShape, units: int, tokens: int) -> Ints:
+    """[G+1]. One expert of `units` times the bytes and arithmetic, for all tokens, one launch."""
+    if units == 0:
+        return np.zeros(tokens + 1, dtype=np.int64)
+    wide = ExpertShape(units * expert.bytes, units * expert.flops, top_k=1)
+    times = formulas.gpu_group(profile, wide, np.arange(tokens + 1), np.array([1]))[:, 0]
+    return _integer(expert.share * times)
 
 
 def _bound(profile: Profile, experts: tuple[ExpertShape, ...], gpu: Ints) -> Ints:

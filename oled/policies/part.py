@@ -30,6 +30,7 @@ NEEDS = {
     "calibration": "a calibration trace (calibration=NAME|DIR)",
     "blocks": "block and denoising-step marks",
     "stages": "stages (blocks, or marks in autoregressive text)",
+    "drafts": "drafts and their verification",
     "halves": "expert halves (`oled paths` makes a trace of them)",
     "future": "the routing to come (an oracle)",
 }
@@ -39,6 +40,7 @@ INSTEAD = {
     "weights": "policies such as lru do without",
     "confidence": "policy=gate_sum goes by gate weights alone",
     "stages": "workload.stages=FILE|learned marks them by cues in its tokens",
+    "drafts": "record with decode=speculative_blocks or decode=speculative_autoregressive",
     "coming": "record with heads=FILE of experiments/train_predictors.py",
     "scores": "record with score_width=M, the M best scores of each token",
 }

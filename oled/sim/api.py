@@ -19,6 +19,7 @@ from oled.policies.composition import Composition, load_composition
 from oled.policies.part import INSTEAD, NEEDS
 from oled.sim import metrics as m
 from oled.sim.calibration import Calibration
+from oled.sim.drafted import beside_plain
 from oled.sim.references import references
 from oled.sim.result import Result
 from oled.sim.settings import Settings
@@ -83,7 +84,17 @@ def simulate(
         result.update(_reference_metrics(subject, costs, budget, settings, rows))
     if subject.change is not None:
         result.update(subject.change.metrics())
-    result["gpu_bytes_total"] = _gpu_bytes(budget, costs, settings, scope)
+    if subject.drafts is not None:
+        result.update(subject.drafts.metrics())
+        if settings.references:
+            plain_costs = _costs(subject.undrafted(), profile, preset, settings)
+            result.update(
+                beside_plain(
+                    subject, plain_costs, composition, budget, settings, learned, forward_ns
+                )
+            )
+    drafting = subject.geometry.draft_experts * int(costs.expert_bytes.sum())
+    result["gpu_bytes_total"] = _gpu_bytes(budget, costs, settings, scope) + drafting
     result["initial_residents"] = replay.initial_residents
     result["wall_s"] = time.perf_counter() - began
     result["phases"] = m.phase_metrics(replay.tally.by_phase, forward_ns, steps)

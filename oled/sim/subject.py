@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+from oled.errors import UserError
 from oled.halves.trace import path_plan
 from oled.hardware import CostTables
 from oled.paths import trace_path
@@ -19,7 +20,8 @@ from oled.sim.prepare import Replay, replay_steps
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
 from oled.trace import Trace, batch, build_steps, load
-from oled.trace.schema import ConfidenceKind, Geometry
+from oled.trace.drafts import Verifications, undrafted
+from oled.trace.schema import ConfidenceKind, Geometry, Phase
 from oled.trace.stages import STAGES
 from oled.trace.steps import Steps, with_predictions
 
@@ -36,6 +38,7 @@ class Subject:
     read: Callable[[], Trace]  # gives the trace again
     labels: tuple[str, ...] = ()  # what must stand beside a result
     change: RouteChange | None = None  # what a rule has done to the routes
+    drafts: Verifications | None = None  # where tokens were drafted and verified
     memo: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     """Oracles computed already, by configuration: they do not depend on the policy."""
     decisions: Decisions | None = None
@@ -46,6 +49,8 @@ class Subject:
     """The same trace with its routes changed, once it was asked for."""
     predictors: dict[str, Subject] = dataclasses.field(default_factory=dict)
     """The same trace with the predictions of another predictor, once it was asked for."""
+    plain: dict[str, Subject] = dataclasses.field(default_factory=dict)
+    """By hash what plain decoding would have recorded, once it was asked for."""
 
     @classmethod
     def of(cls, trace: Subject | Trace | str | Path, *, allow_partial: bool = False) -> Subject:
@@ -70,7 +75,14 @@ class Subject:
         if (plan := path_plan(trace)) is not None:
             labels.append(f"paths of expert halves, {plan}")
         return cls(
-            name, trace.hash, trace.geometry, steps, _lacks(trace, steps), read, tuple(labels)
+            name,
+            trace.hash,
+            trace.geometry,
+            steps,
+            _lacks(trace, steps),
+            read,
+            tuple(labels),
+            drafts=Verifications.of(trace),
         )
 
     def remembering(self) -> Subject:
@@ -82,6 +94,11 @@ class Subject:
     def batched(self, rows: int) -> Subject:
         if rows == 1:
             return self
+        if self.drafts is not None:
+            raise UserError(
+                f"workload.batch_size={rows}: trace '{self.name}' holds drafts, whose requests "
+                f"do not run in lockstep"
+            )
         if rows not in self.batches:
             steps = batch(self.steps, rows)
             decisions = None if self.decisions is None else Decisions()
@@ -125,6 +142,13 @@ class Subject:
             )
         return self.predictors[predictor]
 
+    def undrafted(self) -> Subject:
+        """What plain decoding with the same settings would have recorded."""
+        if self.hash not in self.plain:
+            trace = undrafted(self.read())
+            self.plain[self.hash] = Subject._made(trace, functools.partial(_itself, trace))
+        return self.plain[self.hash]
+
     def replay(
         self,
         costs: CostTables,
@@ -160,6 +184,8 @@ def _lacks(trace: Trace, steps: Steps) -> frozenset[str]:
         lacks |= {"blocks", "stages"}
     if (steps.step < 0).all():
         lacks.add("blocks")
+    if not (steps.phase == Phase.DRAFT).any():
+        lacks.add("drafts")
     if trace.geometry.expert_parts != 2:
         lacks.add("halves")
     return frozenset(lacks)
