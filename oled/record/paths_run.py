@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oled.errors import UserError
 from oled.halves import write_path_trace
-from oled.record.decode import BlockDiffusion, Decoding
+from oled.record.decode import BlockDiffusion, Decoding, Speculative
 from oled.record.loading import LoadedModel
 from oled.record.on_paths import OnPaths, save_paths
 from oled.record.prompts import Prompt, tokenize
@@ -46,7 +46,7 @@ def run_on_paths(
 
     Writes OUT/paths.npz and OUT/trace, whose text is that of the pruned model.
     """
-    if not isinstance(decode, BlockDiffusion):
+    if not isinstance(decode, BlockDiffusion) or isinstance(decode, Speculative):
         raise UserError("paths are pruned by a block-diffusion loss: use decode=block_diffusion")
     known = {prompt.sha256 for prompt in learned}
     if any(prompt.sha256 in known for prompt in prompts):

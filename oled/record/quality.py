@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from oled.errors import UserError
 from oled.record.altered import Alteration
-from oled.record.decode import BlockDiffusion, Decoding, Pass, Request
+from oled.record.decode import BlockDiffusion, Decoding, Pass, Request, Speculative
 from oled.record.decode.batch import unheard
 from oled.record.heldout import Answered, answer_losses
 from oled.record.loading import LoadedModel
@@ -132,7 +132,7 @@ def quality(
     seed: int = 0,
 ) -> Quality:
     """Measure a model with and without an alteration; `free`: also let both decode the prompts."""
-    if not isinstance(decode, BlockDiffusion):
+    if not isinstance(decode, BlockDiffusion) or isinstance(decode, Speculative):
         raise UserError("quality is measured of block diffusion: use decode=block_diffusion")
     settings = decode.resolve(loaded.model, loaded.tokenizer)
     requests = tokenize(prompts, loaded.tokenizer, chat=chat, seed=seed)

@@ -116,6 +116,7 @@ class Locality:
     tokens_per_forward: Estimate | None  # accepted, denoising
     persistence: Persistence | None
     popularity: Popularity
+    drafts: dict[str, float | None] | None  # where tokens were drafted: how that went
 
     def to_json(self) -> dict[str, Any]:
         """Nested JSON types, numbers at six digits."""

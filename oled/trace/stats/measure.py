@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from oled.trace.drafts import Verifications, undrafted
 from oled.trace.manifest import Manifest
 from oled.trace.reader import load
 from oled.trace.schema import NO_EXPERT, Phase, TokenState
@@ -37,7 +38,13 @@ def stats(path: str | Path) -> Locality:
 
 
 def locality(trace: Trace) -> Locality:
-    """Overlap, boundaries, active experts, persistence and popularity of a trace."""
+    """Overlap, boundaries, active experts, persistence and popularity of a trace.
+
+    Of one with drafts: of what plain decoding would have recorded.
+    """
+    drafts = Verifications.of(trace)
+    if drafts is not None:
+        trace = undrafted(trace)
     steps = build_steps(trace)
     chains = _Chains.of(steps, trace.manifest)
     sums = _set_sums(steps, chains)
@@ -62,6 +69,7 @@ def locality(trace: Trace) -> Locality:
         tokens_per_forward=_tokens_per_forward(steps, chains) if denoise else None,
         persistence=persistence(trace, steps, chains.forward) if denoise else None,
         popularity=_popularity(trace),
+        drafts=None if drafts is None else drafts.metrics(),
     )
 
 

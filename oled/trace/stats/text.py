@@ -44,6 +44,13 @@ def _lines(found: Locality) -> Iterator[str]:
     if found.adjacent_by_layer is not None:
         yield f"  gap 1 of the newer set by layer: {_list(found.adjacent_by_layer.of_new, '.3f')}"
     yield from _persistence(found)
+    if found.drafts is not None:
+        rates = ", ".join(
+            f"{name.replace('_', ' ')} {rate:.3f}"
+            for name, rate in found.drafts.items()
+            if rate is not None
+        )
+        yield f"drafts (all else is of plain decoding): {rates}"
     dead = sum(found.popularity.dead)
     yield (
         f"experts without a token: {dead} of {sum(found.experts)}; load entropy over its maximum "
