@@ -73,6 +73,7 @@ POLICIES = {
     "spatio_temporal_router": Look("Spatio-Temporal Router", "#41b6c4", "////", ">"),
     "spice": Look("SPICE", "#225ea8", "", "D"),
     "spice_exact": Look("SPICE, all exact", "#225ea8", "////", "d"),
+    "draftexpert": Look("DraftExpert", "#253494", "++++", "X"),
     "saem_oracle": Look("SAEM, clairvoyant", "#00441b", "....", "*"),
     "static_ep": Look("static placement", "#f7fbff", "", "o"),
     "eplb": Look("EPLB", "#6baed6", "++++", "s"),

@@ -52,6 +52,8 @@ def simulate(
     settings = dataclasses.replace(settings or Settings(), **fields)
     composition = load_composition(policy)
     subject = Subject.of(trace)
+    if "drafts" in composition.needs & subject.lacks:  # a better word than 'no such predictor'
+        refuse_what_is_missing(subject, composition)
     if composition.predictor is not None:
         subject = subject.predicting(composition.predictor)
     refuse_what_is_missing(subject, composition)

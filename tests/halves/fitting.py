@@ -1,13 +1,14 @@
 """For tests of all policies: the same trace with what a policy asks for.
 
-Those of halves get it in halves, those that follow a trained predictor with its predictions.
+Those of halves get it in halves, those that follow a trained predictor with its predictions, those
+of drafts with forwards that draft and verify.
 """
 
 from __future__ import annotations
 
 import functools
 
-from policies.foresight import foreseen
+from policies.foresight import drafted, foreseen
 
 from oled.halves import PathPlan, path_trace
 from oled.policies.composition import Composition, load_composition
@@ -17,6 +18,8 @@ from oled.sim.subject import Subject
 def fitting(subject: Subject, policy: str | Composition) -> Subject:
     """The subject, or what is made of it; paths and predictions are made up."""
     composition = load_composition(policy)
+    if "drafts" in composition.needs:
+        return _drafted(subject)
     if composition.predictor is not None:
         return _foreseen(subject)
     if "halves" not in composition.needs:
@@ -29,4 +32,10 @@ def fitting(subject: Subject, policy: str | Composition) -> Subject:
 @functools.cache
 def _foreseen(subject: Subject) -> Subject:
     made = Subject.of(foreseen(subject.read()))
+    return made if subject.decisions is None else made.remembering()
+
+
+@functools.cache
+def _drafted(subject: Subject) -> Subject:
+    made = Subject.of(drafted(subject.read()))
     return made if subject.decisions is None else made.remembering()

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from oled.trace.schema import Phase
 from oled.trace.steps import build_steps
 from oled.trace.tables import PredictionTable, Trace
 
@@ -45,3 +46,37 @@ def foreseen(trace: Trace) -> Trace:
         names=names,
     )
     return dataclasses.replace(trace, predictions=more)
+
+
+def drafted(trace: Trace) -> Trace:
+    """A block-diffusion trace whose denoising forwards are drafts and verifications in turns.
+
+    Each draft says that what it was routed to, in all layers, is what its verification needs.
+    """
+    steps = build_steps(trace)
+    layers = np.array(trace.geometry.moe_layers)
+    count = len(layers)
+    phase = trace.forwards.phase.copy()
+    denoise = np.flatnonzero(phase == Phase.DENOISE)
+    runs = np.split(denoise, np.flatnonzero(np.diff(denoise) > 1) + 1)
+    for run in runs:
+        phase[run] = Phase.VERIFY
+        phase[run[:-1:2]] = Phase.DRAFT
+    drafts = np.flatnonzero(phase[steps.source[steps.forward]] == Phase.DRAFT)
+    forwards = steps.source[steps.forward[drafts]]
+    sizes = np.diff(steps.offsets)[drafts]
+    entries = np.concatenate(
+        [np.arange(steps.offsets[s], steps.offsets[s + 1]) for s in drafts.tolist()]
+    )
+    said = PredictionTable(
+        forward=forwards.astype(np.uint32),
+        layer=np.full(len(drafts), layers[count - 1]).astype(np.uint16),
+        target=layers[steps.layer[drafts]].astype(np.uint16),
+        predictor=np.zeros(len(drafts), np.uint8),
+        offsets=np.append(0, np.cumsum(sizes)),
+        expert=steps.expert[entries],
+        score=steps.count[entries].astype(np.float32),
+        names=("draft",),
+    )
+    forwards_then = dataclasses.replace(trace.forwards, phase=phase)
+    return dataclasses.replace(trace, forwards=forwards_then, predictions=said)

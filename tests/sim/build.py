@@ -118,6 +118,7 @@ class Machine:
     copy_out: int = 25
     contention_ppm: int = 1_000_000
     policy: int = 0
+    draft: int = 0  # the draft expert, in draft forwards
 
     def tables(self, steps: Steps) -> CostTables:
         """Look-up tables, one class of layers for each expert size, in proportion to it."""
@@ -147,6 +148,7 @@ class Machine:
             copy_out_ns=np.rint(scale * self.copy_out).astype(np.int64),
             contention_ppm=self.contention_ppm,
             policy_ns=self.policy,
+            draft_ns=np.full((len(sizes), most + 1), self.draft, dtype=np.int64),
             opens=np.ones(steps.num_layers, dtype=np.int64),
             layer_class=layer_class.astype(np.int64),
             expert_bytes=steps.expert_bytes,

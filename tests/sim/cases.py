@@ -25,10 +25,12 @@ def random_steps(
     predictions: bool = True,
     scores: bool = True,
     foresees: bool = False,
+    drafts: bool = False,
 ) -> Steps:
     """Requests with a prefill, then blocks of denoising and commits, or decoded tokens.
 
-    `foresees`: predictions go on into the next forward.
+    `foresees`: predictions go on into the next forward. `drafts`: forwards that would decode are
+    drafts, or verify those before them, and a kept draft says at its last layer what comes.
     """
     forwards = []
     for request in range(requests):
@@ -50,7 +52,7 @@ def random_steps(
         steps = dataclasses.replace(steps, scores=table / table.sum(axis=1, keepdims=True))
     if predictions:
         steps = dataclasses.replace(steps, **_predictions(rng, steps, foresees))
-    return steps
+    return _drafted(rng, steps) if drafts else steps
 
 
 def _forward(
@@ -111,6 +113,29 @@ def _predictions(rng: np.random.Generator, steps: Steps, foresees: bool) -> dict
     }
 
 
+def _drafted(rng: np.random.Generator, steps: Steps) -> Steps:
+    """The phases of speculative decoding; the last forward of a run of drafts verifies them."""
+    decodes = np.isin(steps.phase, (Phase.DENOISE, Phase.DECODE))
+    ends = np.append(~decodes[1:] | (steps.request[1:] != steps.request[:-1]), True)
+    verifies = ends | (rng.random(len(ends)) < 0.3)
+    phase = np.where(decodes, np.where(verifies, Phase.VERIFY, Phase.DRAFT), steps.phase)
+    layers, lists = steps.num_layers, []
+    for s in range(steps.num_steps):
+        kept = phase[steps.forward[s]] == Phase.DRAFT and rng.random() < 0.8
+        for target in range(layers):
+            experts = int(steps.num_experts[target])
+            said = rng.permutation(experts)[: rng.integers(1, experts + 1)].tolist()
+            lists.append(said if kept and steps.layer[s] == layers - 1 else [])
+    return dataclasses.replace(
+        steps,
+        phase=phase.astype(np.int64),
+        pred_offsets=np.cumsum([0, *map(len, lists)]).astype(np.int64),
+        pred_expert=np.array([e for said in lists for e in said], np.uint16),
+        pred_score=np.ones(sum(map(len, lists)), np.float32),
+        horizons=layers,
+    )
+
+
 def random_machine(rng: np.random.Generator) -> Machine:
     """Copies slower or faster than experts; any number may be small."""
     return Machine(
@@ -128,6 +153,7 @@ def random_machine(rng: np.random.Generator) -> Machine:
         copy_wake=int(rng.integers(0, 10)),
         contention_ppm=int(rng.choice([1_000_000, 700_000])),
         policy=int(rng.choice([0, 7])),
+        draft=int(rng.integers(0, 10)),
     )
 
 

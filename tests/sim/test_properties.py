@@ -84,6 +84,7 @@ def make_case(name: str, seed: int) -> Case:
         predictions=bool({"predictions", "coming"} & needs or rng.random() < 0.5),
         scores=bool("scores" in needs or rng.random() < 0.5),
         foresees="coming" in needs,
+        drafts="drafts" in needs,
     )
     fields = {
         "slots": int(rng.integers(0, max(num_experts) + 1)),
