@@ -39,6 +39,7 @@ KEYS = {
   heads=bundled|FILE           also what trained predictors say
   policy=NAME                  one that changes routes (des_seq, des_vote, block_pool)
   decode=block_diffusion|autoregressive|canvas_diffusion
+  decode=speculative_blocks|speculative_autoregressive  drafted and verified, the same text
   decode.max_new_tokens=256    and any other key of its file, as decode.block_length=16
                                decode.threshold=0.9 decode.mode=free|forced
   seed=N                       of canvases
