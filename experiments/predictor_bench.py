@@ -34,6 +34,8 @@ class Recipe:
     rank: int = 16  # of the drafts
     sharpness: float = 10.0  # at first
     alignment: float = 1.0  # weight of the drafted gate input's distance
+    surrogate_rank: int = 4
+    ridge: float = 128.0  # of the surrogates' regression, in tokens
     seed: int = 0
 
     @property

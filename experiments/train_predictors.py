@@ -1,4 +1,5 @@
-"""Train predictors of routing on a frozen model: temporal and spatial router heads, SPICE's drafts.
+"""Train predictors of routing on a frozen model: temporal and spatial router heads, SPICE's drafts;
+and SPICE's surrogates of its experts.
 
     python experiments/train_predictors.py --data ../shared/data/prompts/gsm8k --out .work/heads
     cp .work/heads/heads.safetensors oled/models/tiny/
@@ -12,6 +13,7 @@ repeated; the heads themselves are trained in one go. `oled record heads=FILE` a
   a forward earlier); learns how the layer routes.
 - *Drafts*: z + B·A·z carries the gate input from layer to layer, and the frozen routers read it;
   learns, for all distances together, the shares that the routers apply, and the gate input.
+- *Surrogates*: B·A·x in the place of an expert; see `predictor_surrogates.py`.
 
 Letters: L MoE layers, N tokens, h hidden size, E experts, k top-k, r rank.
 """
@@ -29,11 +31,14 @@ import torch
 from predictor_bench import Bench, Recipe, recall, train
 from predictor_drafts import drafts_of
 from predictor_features import Features, collect, routers_of
+from predictor_surrogates import surrogates_of
 from torch import Tensor
 from torch.nn import functional
 
 from oled.record import LoadedModel, load_model, load_prompts
+from oled.record.dispatch import experts_of
 from oled.record.families import Scoring, read_family
+from oled.record.modules import moe_layers
 from oled.record.predictors import fingerprint, write_heads
 
 log = logging.getLogger("train_predictors")
@@ -156,15 +161,18 @@ def train_predictors(loaded: LoadedModel, data: Path, out: Path, recipe: Recipe)
     bench = bench_of(loaded, data, out, recipe)
     heads, judged = heads_of(bench, recipe)
     drafts, drafted = drafts_of(bench, recipe)
+    layers = moe_layers(loaded.model)
+    surrogates, missed = surrogates_of(layers, bench, recipe)
     card = {
         "routers": fingerprint(bench.routers),
+        "experts": fingerprint(experts_of(layers)),
         "model": loaded.name,
         "recipe": asdict(recipe),
         "tokens": {"train": bench.train.hidden.shape[1], "test": bench.test.hidden.shape[1]},
-        "held_out": {**judged, "drafts": drafted},
+        "held_out": {**judged, "drafts": drafted, "surrogates_miss": missed},
     }
     file = out / "heads.safetensors"
-    write_heads(file, heads | drafts, card)
+    write_heads(file, heads | drafts | surrogates, card)
     (out / "card.json").write_text(json.dumps(card, indent=2) + "\n")
     return file
 

@@ -30,7 +30,8 @@ KEYS = {
   backend=emulated|cuda        threads with real copies and arithmetic on the CPU, or a GPU
   paced=true                   jobs last as long as on hardware=NAME (cost.geometry=NAME)
   calibration=NAME|DIR         another trace, for policies that learn beforehand
-  heads=bundled|FILE           trained predictors, for policies that follow them
+  heads=bundled|FILE           trained predictors and surrogates, for policies that use them
+  quality=false                of a policy that gives misses up: without what becomes of the text
   timeline=FILE.json.gz        live and simulated side by side; opens in Perfetto
   out=OUT                      writes OUT/run.json""",
     "validate": """\

@@ -113,7 +113,8 @@ def _run_model(
 ) -> str:
     from oled import record
     from oled.hardware import load_profile, load_runtime
-    from oled.live.decoded import simulate_run
+    from oled.live.decoded import LiveRun, simulate_run
+    from oled.live.given_up import given_up, refuse_unjudged
     from oled.live.run import Machine, live_run
     from oled.paths import traces_dir
     from oled.sim.calibration import Calibration
@@ -130,17 +131,17 @@ def _run_model(
     learned = None
     if values["calibration"] is not None:
         learned = Calibration.from_steps(Subject.of(values["calibration"]).steps)
-    done = live_run(
-        checkpoint(_in_numbers_of(kind, values["model"]), "cpu"),
-        prompts,
-        decoding(values["decode"]),
-        composition,
-        settings,
-        machine,
-        learned,
-        kind,
-        values["heads"],
-    )
+    loaded = checkpoint(_in_numbers_of(kind, values["model"]), "cpu")
+    decode = decoding(values["decode"])
+    judged = composition.dispatch.drops and values["quality"]
+    if judged:
+        refuse_unjudged(prompts, decode)
+
+    def live(policy: Composition, loop: Any, stand_in: bool) -> LiveRun:
+        known = (policy, settings, machine, learned, kind, values["heads"])
+        return live_run(loaded, prompts, loop, *known, stand_in=stand_in)
+
+    done = live(composition, decode, True)
     simulated, difference = simulate_run(done, composition, settings, learned)
     summary = {**done.summary(), "decisions_identical": difference is None, "texts": done.texts}
     lines = [
@@ -149,6 +150,11 @@ def _run_model(
         *done.lines(),
         "decisions: the simulator's" if difference is None else f"decisions DIFFER: {difference}",
     ]
+    if judged:
+        found = given_up(loaded, prompts, decode, composition, live, done)
+        for name, one in found.items():
+            lines += [f"{name} in the place of what is given up", *one.lines()]
+        summary["given_up"] = {name: one.summary() for name, one in found.items()}
     if values["timeline"] is not None:
         file = done.write_timeline(Path(values["timeline"]), composition.name, simulated)
         lines.append(str(file))

@@ -229,6 +229,7 @@ class Run:
     forwards: int | None = MISSING
     calibration: str | None = MISSING
     heads: str | None = MISSING
+    quality: bool = MISSING
     seed: int = MISSING
     timeline: str | None = MISSING
 

@@ -27,7 +27,16 @@ from oled.sim.slots import Budget
 from oled.sim.timeline import Timeline, write_events
 from oled.trace.steps import Steps
 
-_RATES = ("hit_rate", "hit_rate_tokens", "accesses", "hits", "transfers", "cpu_executions")
+_RATES = (
+    "hit_rate",
+    "hit_rate_tokens",
+    "accesses",
+    "hits",
+    "transfers",
+    "cpu_executions",
+    "dropped",
+    "dropped_gate_share",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +55,7 @@ class LiveRun:
     decide_ns: NDArray[np.int64]  # [F] wall, from a layer's ids on
     ask_ns: NDArray[np.int64]  # [F] wall, of router scores and predictions; before the ids
     preflight: Preflight
+    surrogate_bytes: int  # on the device, beside the slots
     entries: NDArray[np.int64]  # timeline
     layers: tuple[int, ...]  # absolute ids
     rates: dict[str, float | int | None]  # hit_rate, transfers, ... as in metrics.json
@@ -67,6 +77,7 @@ class LiveRun:
             "ask_ns_per_forward": float(np.median(self.ask_ns)),
             "store_bytes": self.preflight.store,
             "device_bytes": self.preflight.device,
+            "surrogate_bytes": self.surrogate_bytes,
             **{name: self.rates[name] for name in _RATES},
         }
 
@@ -76,12 +87,18 @@ class LiveRun:
         tpot = "-" if self.tpot_ns is None else f"{self.tpot_ns / 1e6:.2f} ms"
         asked = found["ask_ns_per_forward"]
         asking = f", asking routers and predictor {asked / 1e3:.0f} us" if asked else ""
-        return [
+        lines = [
             f"{found['tokens']} tokens in {found['forwards']} forwards, TPOT {tpot} (wall, this "
             f"machine); deciding {found['decide_ns_per_forward'] / 1e3:.0f} us a forward{asking}",
             f"hit rate {found['hit_rate'] or 0:.1%}, {found['transfers']} transfers, "
             f"{found['cpu_executions']} on the CPU",
         ]
+        if found["dropped"]:
+            lines.append(
+                f"{found['dropped']} misses given up, {found['dropped_gate_share']:.2%} of the "
+                f"gate mass; surrogates {self.surrogate_bytes / 2**20:.1f} MiB beside the slots"
+            )
+        return lines
 
     def write_timeline(self, file: Path, name: str, simulated: Replay) -> Path:
         """Both sides in one file that Perfetto opens."""

@@ -48,6 +48,7 @@ class Executor:
         self.decider = decider
         self.backend = backend
         self.decide_ns: list[int] = []  # by forward: wall time of decisions, slots and job lists
+        self.given_up: NDArray[np.uint16] = np.zeros(0, np.uint16)  # experts of the last step
         self._pool = SlotPool(slots, *decider.ready.cache.resident.shape)
         self._ahead = CopiesAhead(decider, self._pool, store)
 
@@ -83,7 +84,8 @@ class Executor:
         self.decide_ns.append(time.perf_counter_ns() - began)
 
     def run(self, step: Step, side: Side, ids: NDArray[np.int32], weight: Any, x: Any) -> Any:
-        """Outputs [T, H] of one layer-step, as the backend has them.
+        """Outputs [T, H] of one layer-step, as the backend has them; experts that the policy gives
+        up add nothing and are named in `given_up`.
 
         ids i32[T, k] (other ids than the layer's experts are unused slots); weight [T, k] and
         x [T, H] as `Backend.adopt` gives them.
@@ -118,8 +120,11 @@ class Executor:
         active = step.expert.size
         experts = step.expert.astype(np.int64)
         place, state = plan.place[:active], plan.state[:active]
-        if (place == DROPPED).any():
-            raise RuntimeError("a plan that drops experts cannot be executed")
+        index, dropped = plan.index, experts[place == DROPPED]
+        self.given_up = dropped.astype(np.uint16)
+        if dropped.size:
+            index = index.copy()
+            index[dropped] = -1  # their slots are unused, for a backend
         on_device = self._pool.table[layer, experts]
         out = self._evicted_rows() if self.decider.ready.options.writes_back else []
         free, released = self._vacate(layer)
@@ -133,7 +138,7 @@ class Executor:
         ahead[plan.index[self.decider.first_uses()]] = True
         starts = np.zeros(active + 1, np.int64)
         pairs = np.zeros(ids.size, np.int64)
-        group_pairs(ids.reshape(-1), plan.index, starts, pairs)
+        group_pairs(ids.reshape(-1), index, starts, pairs)
         work = LayerWork(
             forward=step.forward,
             layer=layer,
@@ -194,14 +199,18 @@ def refuse_unsupported(composition: Composition, settings: Settings) -> None:
             f"policy '{composition.name}' changes routes: its outputs are not the model's own. "
             f"Record a trace with it (oled record policy={composition.name}); that runs live"
         )
-    if composition.dispatch.drops:
-        raise UserError(
-            f"policy '{composition.name}' approximates misses, and no backend has what replaces "
-            f"them (a low-rank surrogate of each expert): it can only be simulated"
-        )
     if settings.unbounded:
         raise UserError(
             "cache.staging=unbounded is an accounting replay: a live run needs a number of slots"
+        )
+
+
+def refuse_giving_up(composition: Composition) -> None:
+    """Of runs of a trace's routing, whose experts are random: nothing can stand in for them."""
+    if composition.dispatch.drops:
+        raise UserError(
+            f"policy '{composition.name}' approximates misses, and random experts have nothing to "
+            f"stand in for them: run a model under it (oled run model=tiny heads=bundled)"
         )
 
 

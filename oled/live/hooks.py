@@ -16,6 +16,7 @@ from oled.errors import UserError
 from oled.live.executor import Executor
 from oled.live.gates import Gates
 from oled.live.steplog import StepLog
+from oled.live.surrogates import Surrogates
 from oled.policies.interface import At
 from oled.record.decode import Pass
 from oled.record.dispatch import dispatched, experts_of
@@ -25,16 +26,24 @@ from oled.record.modules import MoeLayer
 class Offloaded:
     """A context in which a model's routed experts are computed by `executor`.
 
+    `surrogates` stand in for experts that the policy gives up; without them these add nothing.
+
     `announce` must be called with each pass before it runs and `finish` after it.
     """
 
     def __init__(
-        self, layers: Sequence[MoeLayer], executor: Executor, log: StepLog, gates: Gates
+        self,
+        layers: Sequence[MoeLayer],
+        executor: Executor,
+        log: StepLog,
+        gates: Gates,
+        surrogates: Surrogates | None = None,
     ) -> None:
         self.executor = executor
         self.log = log
         self.ask_ns: list[int] = []  # by forward: wall time of router scores and predictions
         self._gates = gates
+        self._surrogates = surrogates
         self._layers = layers
         self._rows: dict[nn.Module, int] = {
             experts: i for i, entry in enumerate(layers) for experts in experts_of([entry])
@@ -92,4 +101,9 @@ class Offloaded:
         step = self.log.step(layer, routed, applied, said)
         side = self.log.foresight.side(step.forward)
         self.executor.decide_ns[-1] += time.perf_counter_ns() - began
-        return torch.as_tensor(self.executor.run(step, side, routed, weight, x)).to(hidden.dtype)
+        out = torch.as_tensor(self.executor.run(step, side, routed, weight, x)).to(hidden.dtype)
+        if self._surrogates is None or not self.executor.given_up.size:
+            return out
+        given_up = torch.from_numpy(self.executor.given_up.astype(np.int64)).to(ids.device)
+        added = self._surrogates.outputs(layer, given_up, hidden.detach(), ids, weights.detach())
+        return out + added.to(out.dtype)

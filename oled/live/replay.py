@@ -15,7 +15,12 @@ from oled.hardware import CostTables
 from oled.live.backends import Backend
 from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.decider import Decider
-from oled.live.executor import Executor, device_slots, refuse_unsupported
+from oled.live.executor import (
+    Executor,
+    device_slots,
+    refuse_giving_up,
+    refuse_unsupported,
+)
 from oled.live.given import forwards_of
 from oled.live.outputs import Outputs
 from oled.live.planlog import LinkLog, PlanLog
@@ -66,6 +71,7 @@ def live_replay(
     Outputs are kept where they are computed until the run is over.
     """
     refuse_unsupported(composition, settings)
+    refuse_giving_up(composition)
     steps = routing.steps
     ready = assemble(steps, costs, composition, budget, settings, calibration)
     slots = device_slots(ready, costs, budget, settings.staging_slots)

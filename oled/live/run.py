@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs
+from oled.live.along import Along, output_tokens
 from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.decider import Decider
 from oled.live.decoded import LiveRun
@@ -23,19 +24,21 @@ from oled.live.gates import Gates, predictor_for
 from oled.live.hooks import Offloaded
 from oled.live.steplog import StepLog, empty_steps
 from oled.live.store import Preflight
+from oled.live.surrogates import Surrogates
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
 from oled.policies.part import NEEDS
-from oled.record.decode import Autoregressive, Decoding, Pass, Request
+from oled.record.decode import Autoregressive, Decoding, Pass, Request, Speculative
 from oled.record.loading import LoadedModel
 from oled.record.modules import MoeLayer, geometry_of, moe_layers
 from oled.record.prompts import Prompt, tokenize
+from oled.record.threads import threads_for
 from oled.sim import metrics
 from oled.sim.calibration import Calibration
 from oled.sim.prepare import assemble
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
-from oled.trace.schema import Geometry, Phase
+from oled.trace.schema import Geometry
 from oled.trace.steps import Steps
 
 _ROOM_TO_WORK = 512 * 2**20  # on the device: KV cache, activations, workspaces; assumed
@@ -54,17 +57,20 @@ class Machine:
 def live_run(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
-    decode: Decoding,
+    decode: Decoding | Along,
     composition: Composition,
     settings: Settings,
     machine: Machine,
     calibration: Calibration | None = None,
     kind: Kind = EMULATED,
     heads: str | Path | None = None,
+    *,
+    stand_in: bool = True,
 ) -> LiveRun:
     """Decode the prompts, one after the other, under a policy.
 
-    `heads`: a file of trained predictors, or "bundled", for policies that follow one.
+    `heads`: a file of trained predictors and surrogates, or "bundled", for policies that follow one
+    or give misses up. `stand_in` False: what is given up is not replaced at all (a control).
 
     The model, which is on the CPU, goes where the backend computes; its experts move into the host
     store and stay there as its parameters.
@@ -86,7 +92,11 @@ def live_run(
     budget = parse_slots(settings.slots, settings.scope, known.num_experts, costs.expert_bytes)
     ready = assemble(known, costs, composition, budget, settings, calibration)
     slots = device_slots(ready, costs, budget, settings.staging_slots)
-    preflight = _preflight(loaded.model, layers, slots, kind)
+    surrogates = None
+    if composition.dispatch.drops and stand_in:
+        surrogates = _surrogates(composition, layers, heads, kind.device)
+    beside = 0 if surrogates is None else surrogates.bytes
+    preflight = _preflight(loaded.model, layers, slots, kind, beside)
     preflight.check()
     gates = Gates(
         loaded.model,
@@ -100,7 +110,8 @@ def live_run(
     move_the_rest(loaded.model, layers, kind.device)
     backend = kind.make(store, slots, ready.costs, machine.paced)
     executor = Executor(store, slots, Decider(ready), backend)
-    with Offloaded(layers, executor, log, gates) as live:
+    offloaded = Offloaded(layers, executor, log, gates, surrogates)
+    with threads_for(loaded.model), offloaded as live:
         texts, passes, times = _decode(loaded, decoding, requests, live)
     return LiveRun(
         texts=tuple(texts),
@@ -115,6 +126,7 @@ def live_run(
         decide_ns=np.array(executor.decide_ns, np.int64),
         ask_ns=np.array(live.ask_ns, np.int64),
         preflight=preflight,
+        surrogate_bytes=beside,
         entries=np.array(backend.entries, np.int64).reshape(-1, 6),
         layers=geometry.moe_layers,
         rates=metrics.count_metrics(executor.decider.tally.by_phase),
@@ -122,7 +134,7 @@ def live_run(
 
 
 def _decode(
-    loaded: LoadedModel, decoding: Decoding, requests: Sequence[Request], live: Offloaded
+    loaded: LoadedModel, decoding: Decoding | Along, requests: Sequence[Request], live: Offloaded
 ) -> tuple[list[str], list[Pass], list[int]]:
     """Texts of the requests, and passes with their wall times, ns."""
     texts: list[str] = []
@@ -140,10 +152,22 @@ def _decode(
     return texts, passes, times
 
 
+def _surrogates(
+    composition: Composition, layers: Sequence[MoeLayer], heads: str | Path | None, device: str
+) -> Surrogates:
+    if heads is None:
+        raise UserError(
+            f"policy '{composition.name}' approximates misses: give heads=FILE of "
+            f"experiments/train_predictors.py (heads=bundled: the small model's)"
+        )
+    return Surrogates.load(heads, layers, device)
+
+
 def _preflight(
-    model: PreTrainedModel, layers: Sequence[MoeLayer], slots: int, kind: Kind
+    model: PreTrainedModel, layers: Sequence[MoeLayer], slots: int, kind: Kind, beside: int
 ) -> Preflight:
-    """The memory that the run needs: the store takes what the model gives back."""
+    """The memory that the run needs: the store takes what the model gives back. `beside`: bytes
+    that surrogates occupy on the device."""
     row = common_form(layers).size * numbers_of(layers, kind.numbers).bytes
     counts = [entry.num_experts for entry in layers]
     return kind.preflight(
@@ -151,15 +175,20 @@ def _preflight(
         slots * row,
         building=max(counts) * row,
         replaced=sum(counts) * row,
-        beside=size_of_the_rest(model, layers) + _ROOM_TO_WORK,
+        beside=size_of_the_rest(model, layers) + _ROOM_TO_WORK + beside,
     )
 
 
 def _refuse_what_is_missing(
-    composition: Composition, decode: Decoding, calibration: Calibration | None
+    composition: Composition, decode: Decoding | Along, calibration: Calibration | None
 ) -> None:
     """What the policy needs and a decoding that goes on can not give it."""
-    unknown = {"future"}
+    if isinstance(decode, Speculative):
+        raise UserError(
+            "drafts are recorded and replayed, not run live: use decode=block_diffusion or "
+            "decode=autoregressive"
+        )
+    unknown = {"future", "drafts"}
     if isinstance(decode, Autoregressive):
         unknown |= {"blocks", "stages"}
     if calibration is None:
@@ -170,18 +199,6 @@ def _refuse_what_is_missing(
             f"policy '{composition.name}' needs {', '.join(NEEDS[n] for n in missing)}; a live "
             f"decoding has none"
         )
-
-
-def output_tokens(passes: Sequence[Pass]) -> list[int]:
-    """What one prompt's passes delivered, in order, up to and including the end token."""
-    written: dict[int, int] = {}
-    delivered = 0
-    for done in passes:
-        written |= dict(done.shares[0].written)
-        delivered += done.shares[0].produced
-    if passes[0].phase is Phase.PREFILL and passes[0].shares[0].written:
-        delivered += 1  # the token that a prefill decides is not `produced`
-    return [written[position] for position in sorted(written)][:delivered]
 
 
 def _costs(

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from oled.hardware import Profile, Runtime, build_costs
 from oled.live.backends.kinds import EMULATED, Kind
-from oled.live.executor import device_slots, refuse_unsupported
+from oled.live.executor import device_slots, refuse_giving_up, refuse_unsupported
 from oled.live.given import difference
 from oled.live.planlog import PlanLog
 from oled.live.replay import LiveReplay, live_replay
@@ -106,6 +106,7 @@ def run_trace(
     Weights are random, in the numbers that the backend likes best.
     """
     refuse_unsupported(composition, settings)
+    refuse_giving_up(composition)
     trace = load(trace_path(source))
     subject = Subject.of(trace)
     if composition.predictor is not None:

@@ -151,7 +151,7 @@ def trained_predictors(
 
     Raises UserError where the file is none, or was trained for other routers than these.
     """
-    path = bundled_heads() if str(source) == BUNDLED else Path(source)
+    path = heads_path(source)
     tensors, card = read_heads(path)
     if card["routers"] != fingerprint(stack):
         raise UserError(
@@ -179,16 +179,21 @@ def trained_predictors(
     return heads, CrossLayerDrafts(down, up, tensor("sharpness"), family.scoring)
 
 
+def heads_path(source: str | Path) -> Path:
+    """A file of heads; "bundled" is the bundled one."""
+    return bundled_heads() if str(source) == BUNDLED else Path(source)
+
+
 def bundled_heads() -> Path:
     """Those of the bundled model."""
     return paths.model_path() / "heads.safetensors"
 
 
-def fingerprint(stack: Stack) -> str:
-    """Which routers heads belong to: a hash of their weights in half precision."""
+def fingerprint(modules: Stack) -> str:
+    """Which routers (or experts) heads belong to: a hash of their weights in half precision."""
     digest = hashlib.sha256()
-    for router in stack:
-        for parameter in router.parameters(recurse=False):
+    for module in modules:
+        for parameter in module.parameters(recurse=False):
             digest.update(parameter.detach().half().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from oled.hardware import CostTables, Profile, Runtime, build_costs
 from oled.hardware.labels import foreign
 from oled.live.backends.kinds import EMULATED, Kind
-from oled.live.executor import device_slots, refuse_unsupported
+from oled.live.executor import device_slots, refuse_giving_up, refuse_unsupported
 from oled.live.given import difference
 from oled.live.machine import machine
 from oled.live.outputs import Outputs
@@ -181,6 +181,7 @@ def _configurations(
     for policy in plan.policies:
         composition = load_composition(policy)
         refuse_unsupported(composition, settings)
+        refuse_giving_up(composition)
         name = composition.predictor
         subject = plain if name is None else plain.predicting(name)
         refuse_what_is_missing(subject, composition)

@@ -39,6 +39,25 @@ def test_run_decodes_with_offloaded_experts(invoke, tmp_path):
     assert any(name.startswith("copy L1 E") for name in names)
 
 
+def test_run_tells_what_becomes_of_the_text_where_misses_are_given_up(invoke, tmp_path):
+    code, out, _ = invoke(
+        "run", "policy=spice", "heads=bundled", "cache.slots=10", "limit=1",
+        "decode.max_new_tokens=16", f"out={tmp_path}",
+    )  # fmt: skip
+    assert code == 0
+    summary = json.loads((tmp_path / "run.json").read_text())
+    assert summary["decisions_identical"]
+    assert summary["dropped"] > 0
+    assert set(summary["given_up"]) == {"surrogates", "nothing"}
+    surrogates, nothing = summary["given_up"].values()
+    assert 0 < surrogates["kl_bits"] < nothing["kl_bits"]
+    assert 0 < surrogates["dropped_gate_share"] <= 0.03
+    assert "misses given up" in out
+    code, _, err = invoke("run", "policy=spice", "limit=1", f"out={tmp_path}")
+    assert code == 1
+    assert "give heads=FILE" in err
+
+
 def test_run_runs_a_traces_routing_live(invoke, tmp_path):
     timeline = tmp_path / "timeline.json"
     code, _, _ = invoke(

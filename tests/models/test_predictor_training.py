@@ -10,12 +10,14 @@ from posttrain_router import Settings, mass_outside, two_forwards
 from predictor_bench import Bench, Recipe
 from predictor_drafts import Drafts, drafts_of
 from predictor_features import Features, collect
+from predictor_surrogates import low_rank, surrogates_of
 from torch import Tensor, nn
 from train_predictors import heads_of
 
 from oled.models.bundled import load_tiny
 from oled.record import LoadedModel, plain_prompt
 from oled.record.families import Scoring
+from oled.record.modules import moe_layers
 from oled.record.prompts import tokenize
 
 HIDDEN, EXPERTS, TOP_K, TOKENS = 12, 16, 2, 1500
@@ -123,3 +125,57 @@ def test_mass_outside_the_cache_by_hand() -> None:
     score = 1 / (1 + np.exp(-1.0))
     other = 1 / (1 + np.exp((score - 0.5) / 0.1))
     assert abs(found - (0.75 * 0.5 + 0.25 * (1 - other))) < 1e-5
+
+
+def test_a_low_rank_map_is_found() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, weight = torch.randn(200, HIDDEN, generator=generator), torch.rand(200) + 0.1
+    down, up = (torch.randn(*s, generator=generator) for s in ((3, HIDDEN), (HIDDEN, 3)))
+    found_down, found_up = low_rank(x, x @ down.T @ up.T, weight, 3, ridge=1e-6)
+    torch.testing.assert_close(found_up @ found_down, up @ down, atol=1e-3, rtol=1e-3)
+
+
+def test_no_map_of_that_rank_does_better() -> None:
+    """The loss, with its ridge, is that of the optimum: all but the strongest singular values of
+    the full fit's predictions are lost; and small steps away from it do not pay."""
+    generator = torch.Generator().manual_seed(4)
+    x, y = (torch.randn(60, HIDDEN, generator=generator) for _ in range(2))
+    weight, ridge = torch.rand(60, generator=generator) + 0.1, 3.0
+    scaled = weight[:, None] * x
+    size = ridge / 60 * scaled.square().sum() / HIDDEN
+
+    def loss(matrix: Tensor) -> float:
+        error = (weight[:, None] * (y - x @ matrix.T)).square().sum()
+        return float(error + size * matrix.square().sum())
+
+    down, up = low_rank(x, y, weight, 2, ridge)
+    assert down.shape == (2, HIDDEN)
+    best = loss(up @ down)
+    rows = torch.cat((scaled, size.sqrt() * torch.eye(HIDDEN)))
+    targets = torch.cat((weight[:, None] * y, torch.zeros(HIDDEN, HIDDEN)))
+    full = torch.linalg.lstsq(rows, targets).solution
+    lost = torch.linalg.svdvals(rows @ full)[2:].square().sum()
+    assert abs(best - (loss(full.T) + float(lost))) < 1e-2
+    for _ in range(20):
+        other = up + 0.01 * torch.randn(up.shape, generator=generator)
+        assert loss(other @ down) > best
+
+
+def test_surrogates_miss_less_than_nothing_and_rare_experts_have_none() -> None:
+    model, _ = load_tiny()
+    layers = moe_layers(model)[:1]
+    generator = torch.Generator().manual_seed(6)
+
+    basis = torch.randn(4, 128, generator=generator) / 2
+
+    def features() -> Features:
+        hidden = (torch.randn(1, 400, 4, generator=generator) @ basis).half()
+        ids = torch.randint(0, 3, (1, 400, 1), generator=generator).short()
+        return Features(hidden, ids, torch.ones(ids.shape).half(), torch.full((400,), -1))
+
+    made = Bench([], Scoring.SIGMOID, features(), features())
+    tensors, (missed,) = surrogates_of(layers, made, Recipe(surrogate_rank=16))
+    assert missed < 0.9
+    assert tensors["surrogate_down.0"].shape == (128, 16, 128)
+    assert (tensors["surrogate_up.0"][:3] != 0).any(dim=(1, 2)).all()
+    assert (tensors["surrogate_up.0"][3:] == 0).all()

@@ -7,15 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oled.errors import UserError
-from oled.live.executor import refuse_unsupported
-from oled.policies.composition import load_composition
 from oled.policies.decide import judge
 from oled.policies.dispatch.approximate import Approximate
 from oled.policies.interface import DROPPED, HOLD, ON_CPU, ON_GPU, TRANSFER
 from oled.policies.prefetch.look_ahead import LookAhead
 from oled.sim.metrics import count_metrics
-from oled.sim.settings import Settings
 from tests.sim.build import Forward, Machine, compose, make_steps, replay
 
 from .build import call, make_cache, make_costs, make_plan, make_queue, make_side, make_step
@@ -107,13 +103,6 @@ def test_what_is_given_up_takes_no_time_and_its_mass_is_reported() -> None:
     found = count_metrics(outcome.tally.by_phase)
     assert (found["dropped"], found["transfers"], found["h2d_bytes"]) == (1, 1, 100)
     assert found["dropped_gate_share"] == 0.25
-
-
-def test_live_runs_refuse_what_approximates() -> None:
-    with pytest.raises(UserError, match="approximates misses"):
-        refuse_unsupported(load_composition("spice"), Settings())
-    with pytest.raises(UserError, match="follows a trained predictor"):
-        refuse_unsupported(load_composition("temporal_router"), Settings())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""What stands in for experts that a policy gives up: B·A·x, a low-rank map for each (SPICE).
+
+Letters: T tokens, k top-k, h hidden size, E experts of a layer, r rank, n pairs of token and
+expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from oled.errors import UserError
+from oled.record.dispatch import experts_of
+from oled.record.modules import MoeLayer
+from oled.record.predictors import fingerprint, heads_path, read_heads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Surrogates:
+    """Of every MoE layer: `down` A [E, r, h] and `up` B [E, h, r]."""
+
+    down: tuple[Tensor, ...]
+    up: tuple[Tensor, ...]
+
+    @classmethod
+    def load(cls, source: str | Path, layers: Sequence[MoeLayer], device: str) -> Self:
+        """Those in a file of heads, or "bundled", made for the experts of `layers`.
+
+        Raises UserError where the file has none, or was made for other experts.
+        """
+        path = heads_path(source)
+        tensors, card = read_heads(path)
+        if "surrogate_down.0" not in tensors:
+            raise UserError(
+                f"{path}: no surrogates of experts; make it again with "
+                f"experiments/train_predictors.py"
+            )
+        if card.get("experts") != fingerprint(experts_of(layers)):
+            raise UserError(f"{path}: these surrogates were made for other experts")
+        down, up = (
+            tuple(
+                tensors[f"surrogate_{kind}.{row}"].float().to(device) for row in range(len(layers))
+            )
+            for kind in ("down", "up")
+        )
+        return cls(down, up)
+
+    @property
+    def bytes(self) -> int:
+        """On the device, where they always are."""
+        return sum(tensor.nbytes for tensor in (*self.down, *self.up))
+
+    @torch.inference_mode()
+    def outputs(
+        self, layer: int, given_up: Tensor, hidden: Tensor, ids: Tensor, weights: Tensor
+    ) -> Tensor:
+        """Weighted sums [T, h], f32, over the slots whose expert is among `given_up` [*].
+
+        hidden [T, h]; ids and weights [T, k].
+        """
+        token, slot = torch.where(torch.isin(ids, given_up))
+        expert = ids[token, slot]
+        inside = torch.einsum("nrh,nh->nr", self.down[layer][expert], hidden[token].float())
+        made = torch.einsum("nhr,nr->nh", self.up[layer][expert], inside)
+        result = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        return result.index_add_(0, token, made * weights[token, slot, None].float())
