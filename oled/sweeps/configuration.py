@@ -20,6 +20,8 @@ from oled.hardware import Profile, Runtime, load_profile
 from oled.hardware.files import read_named
 from oled.hardware.quantity import Bound
 from oled.hardware.runtime import load_runtime
+from oled.parallel.system import System, load_system
+from oled.parallel.topology import Topology, load_topology
 from oled.policies.composition import Composition, load_composition
 from oled.policies.files import make_importable
 from oled.sim.settings import Settings
@@ -42,16 +44,19 @@ DEFAULTS: dict[str, Any] = {
     "policy": "oled_priority",
     "hardware": "rtx5090_xeon8470q",
     "runtime": "graph_fused",
+    "topology": None,
     "calibration": None,
 } | {key: Settings.__dataclass_fields__[name].default for key, name in FIELDS.items()}
 """Every key with its value where none is given."""
-OPEN = ("policy", "hardware", "runtime", "trace")
+OPEN = ("policy", "hardware", "runtime", "topology", "trace")
 """Groups of which single values can be set: `hardware.h2d_pinned=25 GB/s`."""
 BOUNDS: tuple[Bound, ...] = ("low", "high", "fast", "slow")
 OF_POLICY = ("policy", "calibration")
 """Groups that the references of a result do not depend on."""
 OF_MACHINE = ("hardware", "runtime", "cost")
 """Groups that most decisions do not depend on."""
+OF_ONE_GPU = ("slots", "scope", "staging", "lifecycle", "cpu_kernel", "pinned", "seed")
+"""Columns that mean nothing where a topology is given: every expert is on some GPU."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,10 +107,22 @@ class Configuration:
         return trace.name if isinstance(trace, Synthetic) else trace
 
     def composition(self) -> Composition:
+        return load_composition(self._policy())
+
+    def system(self) -> System:
+        """The policy where there is a topology: a placement on several GPUs."""
+        return load_system(self._policy())
+
+    def topology(self) -> Topology | None:
+        """None: one GPU."""
+        name = self.value("topology")
+        return None if name is None else load_topology(self._mapping("topology", str(name)))
+
+    def _policy(self) -> dict[str, Any]:
         policy = str(self.value("policy"))
         if policy.endswith((".yaml", ".yml")):
             make_importable(Path(policy).parent)
-        return load_composition(self._mapping("policy", policy))
+        return self._mapping("policy", policy)
 
     def hardware(self) -> Profile:
         """`NAME@slow` is the profile with every number at its slow end (low, high, fast, slow)."""
@@ -139,13 +156,20 @@ class Configuration:
             for key, value in self.given
             if "." in key and key.partition(".")[0] in OPEN
         }
-        return plain | inner
+        if self.value("topology") is None:
+            return plain | inner
+        plain = {key: value for key, value in plain.items() if key not in OF_ONE_GPU}
+        return plain | {"topology": self.value("topology")} | inner
 
     def digest(self, trace_hash: str) -> str:
         """Of all that decides the result: files of the groups, values, code, and the trace."""
         policy = self._mapping("policy", str(self.value("policy")))
-        code = [_code_of(type(part).__module__) for part in self.composition().parts]
-        groups = [policy, repr(self.hardware()), repr(self.runtime()), _simulator(), code]
+        links = self.topology()
+        parts = self.composition().parts if links is None else (self.system().placement,)
+        code = [_code_of(type(part).__module__) for part in parts]
+        topology = None if links is None else self._mapping("topology", self.value("topology"))
+        groups = [policy, repr(self.hardware()), repr(self.runtime()), topology]
+        groups += [_simulator(), code]
         values = {key: self.value(key) for key in DEFAULTS}
         text = json.dumps([trace_hash, values, groups], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:20]

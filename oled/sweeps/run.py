@@ -142,6 +142,8 @@ def _row(point: Configuration) -> Row:
 def _metrics(point: Configuration) -> Row:
     from oled.sim.api import simulate
 
+    if point.value("topology") is not None:
+        return _on_several_gpus(point)
     composition, calibration = point.composition(), point.value("calibration")
     trace = point.trace
     if calibration is None and isinstance(trace, Synthetic) and "calibration" in composition.needs:
@@ -156,6 +158,33 @@ def _metrics(point: Configuration) -> Row:
     )
     per_request = {f"requests.{k}": values.tolist() for k, values in result.per_request.items()}
     return results.flatten(result.metrics | per_request)
+
+
+def _on_several_gpus(point: Configuration) -> Row:
+    from oled.parallel.api import simulate
+
+    if point.value("calibration") is not None:
+        raise UserError("calibration is for policies of one GPU: leave it out with topology=")
+    links = point.topology()
+    if links is None:
+        raise ValueError("the point has no topology")
+    result = simulate(
+        _loaded(point.trace),
+        point.system(),
+        links,
+        hardware=point.hardware(),
+        runtime=point.runtime(),
+        batch_size=point.value("workload.batch_size"),
+        geometry=point.value("cost.geometry"),
+    )
+    return results.flatten(result.metrics)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(trace: str | Synthetic) -> Any:
+    from oled.trace import load
+
+    return load(_folder(trace))
 
 
 @functools.lru_cache(maxsize=2)

@@ -55,6 +55,9 @@ def test_every_point_once_in_the_order_given() -> None:
         ({"hardware": "h200@slw"}, "did you mean 'slow'"),
         ({"trace": "synthetic", "trace.block_lenght": 8}, "did you mean 'block_length'"),
         ({"trace.block_length": 8}, "is a key of trace=synthetic"),
+        ({"policy": "epic", "topology": "nvlink8"}, "did you mean 'nvlink_8'"),
+        ({"policy": "epic"}, "'epic' places experts on several GPUs"),
+        ({"policy": "lru", "topology": "nvlink_8"}, "policy 'lru' runs on one GPU"),
         ({"trace": "synthetic", "trace.workload": "gsm"}, "did you mean 'gsm8k'"),
     ],
 )
@@ -230,3 +233,27 @@ def test_an_unknown_backend_is_refused() -> None:
 def test_overrides_can_be_typed_again() -> None:
     point = Configuration((("policy", "lru"), ("hardware.h2d_pinned", "20 GB/s")))
     assert point.overrides == "policy=lru hardware.h2d_pinned='20 GB/s'"
+
+
+def test_topologies_are_an_axis_and_stand_in_the_rows(tmp_path: Path) -> None:
+    """Placements on several GPUs, beside a policy of one; the rows are those of single runs."""
+    from oled.parallel.api import simulate as simulate_parallel
+
+    base = {"hardware": "h100_sxm", "workload.batch_size": 4}
+    several = {"policy": ["static_ep", "epic"], "topology": ["nvlink_8", "nodes_2x4"]}
+    axes = [several, {"policy": "lru", "cache.slots": 20}]
+    table = sweep(axes, base=base, out=tmp_path, workers=HERE)
+    assert table["error"].isna().all()
+    assert table["topology"].tolist()[:4] == ["nvlink_8", "nodes_2x4"] * 2
+    assert table["policy"].tolist() == ["static_ep", "static_ep", "epic", "epic", "lru"]
+    assert pd.isna(table["topology"][4])
+    assert table["slots"].notna().tolist() == [False] * 4 + [True]
+    assert table["digest"].nunique() == 5
+    for row in (0, 3):
+        policy, topology = table["policy"][row], table["topology"][row]
+        alone = simulate_parallel("demo", policy, topology, hardware="h100_sxm", batch_size=4)
+        assert table["tpot_ns"][row] == alone.metrics["tpot_ns"]
+        assert table["imbalance"][row] == alone.metrics["imbalance"]
+    fewer = {"policy": "epic", "topology": "nodes_2x4", "topology.gpus_per_node": 2}
+    row = sweep(fewer, base=base, workers=HERE)
+    assert (row["ranks"][0], row["topology.gpus_per_node"][0]) == (4, "2")
