@@ -124,7 +124,7 @@ class Draft:
             raise UserError("drafts run in one stack of layers; this model has several")
         down = self.layers[0].experts.get_parameter("down_proj")  # of E experts, h x i or i x h
         hidden = model.config.get_text_config().hidden_size
-        self._routed_width = down[0].numel() // hidden
+        self._routed_width = int(down[0].numel() // hidden)
         self.experts = None
         if experts is not None:
             self.experts = load_draft_experts(experts, stacks[0]).to(down)

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+from numpy.typing import NDArray
+
 from oled._jit import inner_njit
 from oled.policies.interface import ASK, FILL, NEVER, Cache, Queue, Side, Step, kernel
 from oled.policies.part import Prefetch
@@ -40,8 +43,14 @@ def forget_layer(queue: Queue, layer: int) -> None:
 
 @inner_njit
 def ask_for_layer(
-    step: Step, cache: Cache, side: Side, queue: Queue, memory, row: int, layer: int
-) -> None:  # type: ignore[no-untyped-def]
+    step: Step,
+    cache: Cache,
+    side: Side,
+    queue: Queue,
+    memory: NDArray[np.float64],
+    row: int,
+    layer: int,
+) -> None:
     """Mark the predicted experts of `layer` as parts of this verify set and ask for them."""
     number, members = memory[0, 0, NUMBER], 0
     for expert in range(cache.num_experts[layer]):
