@@ -165,17 +165,17 @@ def test_surrogates_miss_less_than_nothing_and_rare_experts_have_none() -> None:
     model, _ = load_tiny()
     layers = moe_layers(model)[:1]
     generator = torch.Generator().manual_seed(6)
-
-    basis = torch.randn(4, 128, generator=generator) / 2
+    basis = torch.randn(4, 128, generator=generator)
 
     def features() -> Features:
-        hidden = (torch.randn(1, 400, 4, generator=generator) @ basis).half()
+        around = 0.5 + 0.2 * torch.randn(1, 400, 4, generator=generator)  # not even, as a gate is
+        hidden = (around @ basis).half()
         ids = torch.randint(0, 3, (1, 400, 1), generator=generator).short()
         return Features(hidden, ids, torch.ones(ids.shape).half(), torch.full((400,), -1))
 
     made = Bench([], Scoring.SIGMOID, features(), features())
     tensors, (missed,) = surrogates_of(layers, made, Recipe(surrogate_rank=16))
-    assert missed < 0.9
+    assert missed < 0.5
     assert tensors["surrogate_down.0"].shape == (128, 16, 128)
     assert (tensors["surrogate_up.0"][:3] != 0).any(dim=(1, 2)).all()
     assert (tensors["surrogate_up.0"][3:] == 0).all()
