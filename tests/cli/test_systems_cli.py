@@ -18,6 +18,7 @@ from oled.trace import (
     TraceWriter,
     WeightKind,
 )
+from tests.cli.test_record_models import checkpoint
 
 CUE = 7
 SHAPE = Geometry((0, 1), (16, 16), top_k=2, expert_bytes=(64, 64), num_layers=2)
@@ -87,6 +88,33 @@ def test_without_stages_or_something_to_learn_them_from_it_is_refused(oled, text
     done = oled("simulate", "policy=saem", "workload.stages=none.yaml", torch=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "none.yaml: no cues can be read" in done.stderr
+
+
+def test_saem_replays_what_an_autoregressive_model_recorded(oled, tmp_path):
+    """A random model reads text whose letters change at line ends, along its references; cues are
+    learned from another recording, or given as phrases of the model's own tokenizer."""
+    checkpoint(tmp_path / "model", "qwen3_moe")
+    for name, words in (("judged", ("abcd", "wxyz")), ("learned", ("acbd", "wyxz"))):
+        text = "".join(f"{word * 6}\n" for word in words * 3)
+        lines = [json.dumps({"prompt": prompt, "reference": text}) for prompt in ("One", "Two")]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        how = ["decode=autoregressive", "decode.mode=forced", "decode.max_new_tokens=140"]
+        where = [f"prompts={name}.jsonl", f"out={name}", "chat=false"]
+        done = oled("record", "model=./model", *where, *how)
+        assert done.returncode == 0, done.stderr
+    (tmp_path / "cues.yaml").write_text('phrases: ["\\n"]\ntokenizer: model/tokenizer.json\n')
+    found = {}
+    for stages in ("learned", "cues.yaml"):
+        words = ["trace=judged", "calibration=learned", f"workload.stages={stages}", "out=run"]
+        for policy in ("saem", "saem_oracle", "ktransformers"):
+            done = oled("simulate", f"policy={policy}", "cache.slots=3", *words, torch=False)
+            assert done.returncode == 0, done.stderr
+            metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+            found[stages, policy] = metrics["hit_rate"]
+            assert any("stages of the text: " in label for label in metrics["provenance"]["labels"])
+    assert "12 of " in " ".join(metrics["provenance"]["labels"])  # six lines in each of two texts
+    assert found["cues.yaml", "saem_oracle"] > found["cues.yaml", "ktransformers"]
+    assert found["cues.yaml", "saem_oracle"] > found["cues.yaml", "saem"]
 
 
 def test_several_gpus_print_a_table_and_write_metrics(oled, tmp_path):
