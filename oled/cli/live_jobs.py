@@ -114,7 +114,7 @@ def _run_model(
     from oled import record
     from oled.hardware import load_profile, load_runtime
     from oled.live.decoded import LiveRun, simulate_run
-    from oled.live.given_up import given_up, refuse_unjudged
+    from oled.live.given_up import Exact, given_up, refuse_unjudged
     from oled.live.run import Machine, live_run
     from oled.paths import traces_dir
     from oled.sim.calibration import Calibration
@@ -151,7 +151,8 @@ def _run_model(
         "decisions: the simulator's" if difference is None else f"decisions DIFFER: {difference}",
     ]
     if judged:
-        found = given_up(loaded, prompts, decode, composition, live, done)
+        exact = Exact.of(loaded, prompts, decode, live)
+        found = given_up(exact, composition, live, done)
         for name, one in found.items():
             lines += [f"{name} in the place of what is given up", *one.lines()]
         summary["given_up"] = {name: one.summary() for name, one in found.items()}

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from oled.errors import UserError
-from oled.live.along import Along, open_positions, output_tokens, tokens_written
+from oled.live.along import Along, Ints, open_positions, output_tokens, tokens_written
 from oled.live.decoded import LiveRun
 from oled.policies.composition import Composition, load_composition
 from oled.record.decode import Autoregressive, BlockDiffusion, Mode, Pass
@@ -76,39 +76,55 @@ def refuse_unjudged(prompts: Sequence[Prompt], decode: Any) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Exact:
+    """The model that every way of giving misses up is compared with."""
+
+    loop: Callable[[], Along]  # along the reference answers, as it decoded them
+    heard: list[Tensor]  # by prompt, log-probabilities at the open positions
+    truths: list[Ints]  # by prompt, the tokens that are there in the end
+    side: Side
+    decoding: BlockDiffusion | Autoregressive
+
+    @classmethod
+    def of(
+        cls,
+        loaded: LoadedModel,
+        prompts: Sequence[Prompt],
+        decode: BlockDiffusion | Autoregressive,
+        live: Live,
+    ) -> Self:
+        decoding = decode.resolve(loaded.model, loaded.tokenizer)
+        block = 1 if isinstance(decoding, Autoregressive) else decoding.block_length
+        if block is None:
+            raise ValueError("resolve() the settings before decoding")
+        policy = load_composition(EXACT)
+        guide = live(policy, replace(decoding, mode=Mode.FORCED), True)
+        lengths = {r.index: len(r.prompt) for r in tokenize(prompts, loaded.tokenizer)}
+        requests = _by_request(guide.passes)
+        truths = [_truth(passes, lengths[index]) for index, passes in requests.items()]
+
+        def loop() -> Along:
+            return Along(requests, block, decoding.max_new_tokens)
+
+        again = loop()
+        live(policy, again, True)
+        side = _side(again.heard, truths, live(policy, decoding, True))
+        return cls(loop, again.heard, truths, side, decoding)
+
+
 def given_up(
-    loaded: LoadedModel,
-    prompts: Sequence[Prompt],
-    decode: BlockDiffusion | Autoregressive,
-    composition: Composition,
-    live: Live,
-    free: LiveRun,
+    exact: Exact, composition: Composition, live: Live, free: LiveRun
 ) -> dict[str, GivenUp]:
     """SURROGATES and NOTHING beside the exact model. `free`: what the policy wrote by itself."""
-    decoding = decode.resolve(loaded.model, loaded.tokenizer)
-    exact = load_composition(EXACT)
-    guide = live(exact, replace(decoding, mode=Mode.FORCED), True)
-    lengths = {r.index: len(r.prompt) for r in tokenize(prompts, loaded.tokenizer)}
-    requests = _by_request(guide.passes)
-    truths = [_truth(passes, lengths[index]) for index, passes in requests.items()]
-    block = 1 if isinstance(decoding, Autoregressive) else decoding.block_length
-    if block is None:
-        raise ValueError("resolve() the settings before decoding")
-
-    def along(policy: Composition, stand_in: bool) -> tuple[LiveRun, list[Tensor]]:
-        loop = Along(requests, block, decoding.max_new_tokens)
-        return live(policy, loop, stand_in), loop.heard
-
-    plain = along(exact, True)[1]
-    exact_side = _side(plain, truths, live(exact, decoding, True))
     found = {}
     for name in (SURROGATES, NOTHING):
-        stand_in = name == SURROGATES
-        run, heard = along(composition, stand_in)
-        wrote = free if stand_in else live(composition, decoding, False)
+        stand_in, along = name == SURROGATES, exact.loop()
+        run = live(composition, along, stand_in)
+        wrote = free if stand_in else live(composition, exact.decoding, False)
         found[name] = GivenUp(
-            Quality(exact_side, _side(heard, truths, wrote)),
-            _kl_bits(plain, heard),
+            Quality(exact.side, _side(along.heard, exact.truths, wrote)),
+            _kl_bits(exact.heard, along.heard),
             float(run.rates["dropped_gate_share"] or 0.0),
         )
     return found
@@ -121,14 +137,14 @@ def _by_request(passes: Sequence[Pass]) -> dict[int, list[Pass]]:
     return found
 
 
-def _truth(passes: Sequence[Pass], prompt_length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _truth(passes: Sequence[Pass], prompt_length: int) -> Ints:
     """The tokens that the passes' open positions have in the end."""
     tokens = tokens_written(passes)
     positions = np.concatenate([where for _, where in open_positions(passes, prompt_length)])
     return np.array([tokens[position] for position in positions.tolist()], np.int64)
 
 
-def _side(heard: Sequence[Tensor], truths: Sequence[Any], free: LiveRun) -> Side:
+def _side(heard: Sequence[Tensor], truths: Sequence[Ints], free: LiveRun) -> Side:
     answered = []
     for said, truth in zip(heard, truths, strict=True):
         bits = -said[torch.arange(len(truth)), torch.from_numpy(truth)].double() / np.log(2)

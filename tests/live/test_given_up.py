@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from oled.errors import UserError
 from oled.live.along import Along, open_positions, output_tokens
-from oled.live.given_up import NOTHING, SURROGATES, given_up, refuse_unjudged
+from oled.live.given_up import NOTHING, SURROGATES, Exact, given_up, refuse_unjudged
 from oled.live.run import live_run
 from oled.live.run_trace import run_trace
 from oled.live.surrogates import Surrogates
@@ -191,7 +191,7 @@ def judged(bench, composition, slots=1):
         return live(bench, policy, loop, stand_in, slots)
 
     free = run(composition, decode, True)
-    return given_up(loaded, PROMPTS, decode, composition, run, free)
+    return given_up(Exact.of(loaded, PROMPTS, decode, run), composition, run, free)
 
 
 def test_a_policy_that_gives_nothing_up_changes_nothing(bench):
