@@ -114,7 +114,7 @@ def _run_model(
     from oled import record
     from oled.hardware import load_profile, load_runtime
     from oled.live.decoded import LiveRun, simulate_run
-    from oled.live.given_up import Exact, given_up, refuse_unjudged
+    from oled.live.given_up import Exact, comparable, given_up
     from oled.live.run import Machine, live_run
     from oled.paths import traces_dir
     from oled.sim.calibration import Calibration
@@ -133,9 +133,8 @@ def _run_model(
         learned = Calibration.from_steps(Subject.of(values["calibration"]).steps)
     loaded = checkpoint(_in_numbers_of(kind, values["model"]), "cpu")
     decode = decoding(values["decode"])
-    judged = composition.dispatch.drops and values["quality"]
-    if judged:
-        refuse_unjudged(prompts, decode)
+    judges = composition.dispatch.drops and values["quality"]
+    judged = comparable(prompts, decode) if judges else None
 
     def live(policy: Composition, loop: Any, stand_in: bool) -> LiveRun:
         known = (policy, settings, machine, learned, kind, values["heads"])
@@ -150,8 +149,8 @@ def _run_model(
         *done.lines(),
         "decisions: the simulator's" if difference is None else f"decisions DIFFER: {difference}",
     ]
-    if judged:
-        exact = Exact.of(loaded, prompts, decode, live)
+    if judged is not None:
+        exact = Exact.of(loaded, prompts, judged, live)
         found = given_up(exact, composition, live, done)
         for name, one in found.items():
             lines += [f"{name} in the place of what is given up", *one.lines()]

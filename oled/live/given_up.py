@@ -21,7 +21,14 @@ from oled.errors import UserError
 from oled.live.along import Along, Ints, open_positions, output_tokens, tokens_written
 from oled.live.decoded import LiveRun
 from oled.policies.composition import Composition, load_composition
-from oled.record.decode import Autoregressive, BlockDiffusion, Mode, Pass
+from oled.record.decode import (
+    Autoregressive,
+    BlockDiffusion,
+    CanvasDiffusion,
+    Decoding,
+    Mode,
+    Pass,
+)
 from oled.record.heldout import Answered
 from oled.record.loading import LoadedModel
 from oled.record.prompts import Prompt, tokenize
@@ -66,14 +73,16 @@ class GivenUp:
         ]
 
 
-def refuse_unjudged(prompts: Sequence[Prompt], decode: Any) -> None:
-    """What cannot be compared is refused before anything runs."""
-    if type(decode) not in (BlockDiffusion, Autoregressive):
+def comparable(prompts: Sequence[Prompt], decode: Decoding) -> BlockDiffusion | Autoregressive:
+    """The loop, where what it writes can be compared; else it is refused before anything runs."""
+    plain = type(decode) in (BlockDiffusion, Autoregressive)
+    if not plain or isinstance(decode, CanvasDiffusion):
         raise UserError("quality=true compares plain block diffusion or autoregressive decoding")
     if any(prompt.reference is None for prompt in prompts):
         raise UserError(
             "quality=true needs prompts with reference answers; quality=false runs without"
         )
+    return decode
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -168,8 +168,8 @@ class Configuration:
         parts = self.composition().parts if links is None else (self.system().placement,)
         code = [_code_of(type(part).__module__) for part in parts]
         topology = None if links is None else self._mapping("topology", self.value("topology"))
-        groups = [policy, repr(self.hardware()), repr(self.runtime()), topology]
-        groups += [_simulator(), code]
+        machine = [repr(self.hardware()), repr(self.runtime()), topology]
+        groups = [policy, *machine, _simulator(), code]
         values = {key: self.value(key) for key in DEFAULTS}
         text = json.dumps([trace_hash, values, groups], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -13,13 +13,20 @@ from torch.nn import functional
 
 from oled.errors import UserError
 from oled.live.along import Along, open_positions, output_tokens
-from oled.live.given_up import NOTHING, SURROGATES, Exact, given_up, refuse_unjudged
+from oled.live.given_up import NOTHING, SURROGATES, Exact, comparable, given_up
 from oled.live.run import live_run
 from oled.live.run_trace import run_trace
 from oled.live.surrogates import Surrogates
 from oled.policies.composition import load_composition
 from oled.policies.interface import DROPPED
-from oled.record import Autoregressive, BlockDiffusion, LoadedModel, Mode, plain_prompt
+from oled.record import (
+    Autoregressive,
+    BlockDiffusion,
+    CanvasDiffusion,
+    LoadedModel,
+    Mode,
+    plain_prompt,
+)
 from oled.record.dispatch import dispatched, experts_of
 from oled.record.modules import moe_layers
 from oled.record.predictors import fingerprint, write_heads
@@ -247,4 +254,7 @@ def test_what_cannot_run_is_refused(bench, tmp_path):
     with pytest.raises(UserError, match="random experts have nothing to stand in"):
         run_trace("demo", policy(0.5), Settings(slots=10), MACHINE.profile, MACHINE.runtime)
     with pytest.raises(UserError, match="needs prompts with reference answers"):
-        refuse_unjudged([plain_prompt("no answer")], decode)
+        comparable([plain_prompt("no answer")], decode)
+    with pytest.raises(UserError, match="compares plain block diffusion or autoregressive"):
+        comparable(PROMPTS, CanvasDiffusion())
+    assert comparable(PROMPTS, decode) is decode
