@@ -1,4 +1,4 @@
-"""The committed results: figures and tables follow from their rows, and the page quotes them."""
+"""The committed results: figures and tables follow from their rows, and the pages quote them."""
 
 from __future__ import annotations
 
@@ -46,17 +46,19 @@ NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)")
 NAMES = re.compile(r"LLaDA2\.\d|`[^`]*`|\]\([^)]*\)|fig\d\d")
 
 
+QUOTES = ("(fig", "(loc", "(systems)")
+
+
 def paragraphs() -> list[str]:
-    """Of docs/results.md: what stands between blank lines, and each item of a list."""
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    return [
-        part for part in re.split(r"\n\s*\n|\n(?=- )", text) if "(fig" in part or "(loc" in part
-    ]
+    """Of the pages that quote tables: what stands between blank lines, and each item of a list."""
+    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("results.md", "systems.md")]
+    parts = re.split(r"\n\s*\n|\n(?=- )", "\n\n".join(pages))
+    return [part for part in parts if any(quote in part for quote in QUOTES)]
 
 
 @pytest.mark.parametrize("paragraph", paragraphs(), ids=lambda text: text[:40])
 def test_what_the_page_quotes_stands_in_a_table_that_it_names(paragraph: str) -> None:
-    named = set(re.findall(r"fig\d\d|locality", paragraph))
+    named = set(re.findall(r"fig\d\d|locality|(?<=\()systems(?=\))", paragraph))
     tables = " ".join((COMMITTED / name / "table.md").read_text() for name in named)
     known = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", tables)}
     for text in NUMBER.findall(NAMES.sub(" ", paragraph)):
