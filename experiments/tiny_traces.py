@@ -1,11 +1,12 @@
 """Record what training and diffusion change: small traces of the bundled model's relatives.
 
     python experiments/tiny_traces.py --data ../shared/data/prompts/gsm8k --out .work/traces \\
-        --twin .work/twin --checkpoints early=.work/tiny/early.pt late=.work/tiny/checkpoint.pt
+        --twin .work/twin \\
+        --checkpoints early=.work/first/checkpoint.pt late=.work/tiny/checkpoint.pt
 
 The same held-out problems each time, along their reference answers: `untrained` (the weights that
-training began with), the checkpoints by their names, and `twin` (the same shape, trained and
-decoded autoregressively).
+training began with), the checkpoints by their names (ends of the two runs of `train_tiny.py`), and
+`twin` (the same shape, trained and decoded autoregressively: `--recipe twin`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def main() -> None:
         models[name] = checkpoint(Path(file), initial_model(recipe))
     models["twin"] = checkpoint(args.twin / "checkpoint.pt", CausalTwin(tiny_config(recipe)))
     for name, model in models.items():
-        loaded = LoadedModel(f"tiny-{name}", model.eval(), tokenizer, torch.float32)
+        stored = torch.float16  # as the bundled model is, so that experts are as large
+        loaded = LoadedModel(f"tiny-{name}", model.eval(), tokenizer, stored)
         decode = CAUSAL if name == "twin" else DIFFUSION
         log.info("%s", record(loaded, prompts, decode, args.out / name))
 

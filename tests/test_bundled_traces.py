@@ -11,8 +11,10 @@ from oled.paths import traces_dir
 from oled.trace.check import check
 from oled.trace.reader import load
 from oled.trace.schema import Phase
+from oled.trace.stats import stats
 
 NAMES = ("demo", "calibration")
+RELATIVES = ("tiny_untrained", "tiny_early", "tiny_late", "tiny_twin")
 
 
 @pytest.fixture(params=NAMES)
@@ -54,3 +56,37 @@ def test_calibration_and_demo_share_no_prompt() -> None:
     )
     assert len(demo) == len(calibration) == 9
     assert not demo & calibration
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_a_relative_is_whole_and_tiny(name: str) -> None:
+    folder = traces_dir() / name
+    assert check(folder).ok
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 300_000
+    trace = load(folder)
+    table = (folder.parent / "README.md").read_text(encoding="utf-8")
+    assert f"| {trace.num_forwards} | {len(trace.routing.forward):,} |" in table
+    assert trace.manifest.decode["mode"] == "forced"
+    assert set(trace.forwards.phase) == (
+        {Phase.PREFILL, Phase.DECODE}
+        if name == "tiny_twin"
+        else {Phase.PREFILL, Phase.DENOISE, Phase.COMMIT}
+    )
+
+
+def test_relatives_have_the_same_problems_and_not_those_of_the_other_traces() -> None:
+    prompts = {
+        name: {prompt["hash"] for prompt in load(traces_dir() / name).manifest.prompts}
+        for name in (*NAMES, *RELATIVES)
+    }
+    assert len({frozenset(prompts[name]) for name in RELATIVES}) == 1
+    assert not prompts["tiny_late"] & (prompts["demo"] | prompts["calibration"])
+
+
+def test_training_moves_what_the_page_says_and_not_the_overlap_of_neighbours() -> None:
+    found = {name: stats(traces_dir() / name) for name in RELATIVES[:3]}
+    boundary = {name: one.boundary.after_denoise for name, one in found.items()}
+    kept = {name: one.persistence.by_transition["masked_to_decoded"] for name, one in found.items()}
+    assert boundary["tiny_late"].of_new.value > boundary["tiny_early"].of_new.value + 0.1
+    assert kept["tiny_late"] > kept["tiny_early"] + 0.2
+    assert found["tiny_untrained"].overlap[1].of_new.value > 0.7
