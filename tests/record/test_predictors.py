@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from oled.errors import UserError
+from oled.live.surrogates import Surrogates
 from oled.models.bundled import load_tiny
 from oled.record import Autoregressive, LoadedModel, Recorder, plain_prompt, record
 from oled.record.families import Scoring, read_family
@@ -175,3 +176,5 @@ def test_the_bundled_heads_belong_to_the_bundled_model() -> None:
     _, card = read_heads(bundled_heads())
     assert card["routers"] == fingerprint(stack)
     trained_predictors("bundled", stack, read_family(model.config), 4)
+    Surrogates.load("bundled", moe_layers(model), "cpu")
+    assert all(missed < 0.9 for missed in card["held_out"]["surrogates_miss"])
