@@ -60,7 +60,8 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
     from oled.trace import load
     from oled.validate import report
     from oled.validate.pace import Pace
-    from oled.validate.run import Plan, validate
+    from oled.validate.pairs import Plan
+    from oled.validate.run import validate
 
     kind = backend_kind(values["backend"])
     pace = Pace(**values["pace"]) if kind.keeps_time else Pace(1.0, values["pace"]["kept"])

@@ -29,7 +29,8 @@ from oled.trace import load
 from oled.validate import report as in_words
 from oled.validate.devices import judge_device
 from oled.validate.pace import Pace
-from oled.validate.run import Plan, validate
+from oled.validate.pairs import Plan
+from oled.validate.run import validate
 from tests.live.build import RESIDENT
 from tests.live.lazy_device import STREAMS, LazyDevice
 from tests.record.conftest import build

@@ -22,7 +22,7 @@ from oled.sim.slots import parse_slots
 from oled.sim.subject import Subject
 from oled.validate.judge import DISTURBED_NS, Pair, judge, ranking, row
 from oled.validate.pace import Pace
-from oled.validate.run import work_ns
+from oled.validate.pairs import work_ns
 
 CONFIGURATIONS = [
     ("naive_lru", 20),

@@ -12,7 +12,7 @@ import pytest
 
 from oled.live.planlog import PlanLog, equal_share
 from oled.validate.judge import Pair, judge, row
-from oled.validate.run import work_ns
+from oled.validate.pairs import work_ns
 from tests.validate import wrong_clock
 from tests.validate.wrong_clock import CHANGES, CONFIGURATIONS, NOTHING
 
