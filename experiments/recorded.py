@@ -1,12 +1,19 @@
-"""Recordings of the bundled model at other block lengths than the bundled traces have."""
+"""Recordings of the bundled model at other block lengths than the bundled traces have, and the
+problems of those traces."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from oled.models.bundled import tiny_path
 from oled.paths import traces_dir
+
+if TYPE_CHECKING:
+    from oled.record import Prompt
 
 HOME = Path("outputs/recorded")
 NEW_TOKENS = 96
@@ -27,3 +34,33 @@ def recorded(block_length: int) -> str:
             load_model("tiny", "cpu"), load_prompts(traces_dir() / "prompts.jsonl"), decode, folder
         )
     return str(folder)
+
+
+def problems(trace: str) -> list[Prompt]:
+    """The problems of a bundled trace, of its token ids; answers as far as they were written.
+
+    So a study has problems in GSM8K's form, and no file of them is bundled.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    from oled.record import Prompt
+    from oled.trace.reader import load
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_path())
+    recording = load(traces_dir() / trace)
+    forwards, tokens = recording.forwards, recording.tokens
+    request = np.repeat(forwards.request, forwards.tokens)
+    found = []
+    for number in np.unique(request):
+        mine = (request == number) & (tokens.token_id != tokenizer.mask_token_id)
+        # the last token that stood at each position: a prefill's, or the one opened there
+        latest = dict(
+            zip(tokens.position[mine].tolist(), tokens.token_id[mine].tolist(), strict=True)
+        )
+        text = tokenizer.decode(
+            [latest[position] for position in sorted(latest)], skip_special_tokens=True
+        )
+        asked, end, answer = text.partition("\nAnswer:")
+        question = asked.removeprefix("Question: ")
+        found.append(Prompt(question, asked + end, answer.strip(), answer, f"{trace}:{number}"))
+    return found

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oled._experiments.recorded import TOKENS_PER_FORWARD
-from oled.paths import traces_dir
+from oled._experiments.recorded import TOKENS_PER_FORWARD, problems
 from oled.policies.composition import load_composition
 from oled.sim.settings import Settings
 
@@ -29,10 +28,11 @@ ALL_SCORES = 1 << 16  # a recorder keeps no more than there are
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is recorded. `prompts` are judged, the `learned` after them prune the paths."""
+    """How much is recorded: of the problems of `demo` so many are judged, of those of `calibration`
+    so many prune the paths."""
 
-    prompts: int = 16
-    learned: int = 32
+    prompts: int = 9
+    learned: int = 9
     new_tokens: int = 96
 
 
@@ -70,7 +70,6 @@ def run_live(size: Size, folder: Path, slots: Sequence[int]) -> Live:
         BlockDiffusion,
         SpeculativeBlocks,
         load_model,
-        load_prompts,
         record,
     )
     from oled.record.paths_run import run_on_paths
@@ -79,9 +78,8 @@ def run_live(size: Size, folder: Path, slots: Sequence[int]) -> Live:
 
     shutil.rmtree(folder, ignore_errors=True)
     loaded = load_model("tiny", "cpu")
-    held_out = load_prompts(traces_dir() / "heldout.jsonl")
-    judged = held_out[: size.prompts]
-    learned = held_out[-size.learned :]
+    judged = problems("demo")[: size.prompts]
+    learned = problems("calibration")[: size.learned]
     settings = {"max_new_tokens": size.new_tokens, "tokens_per_forward": TOKENS_PER_FORWARD}
     decode = BlockDiffusion(16, **settings)
     log.info("bundled model: %d prompts as it is", len(judged))

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from oled._experiments.recorded import problems
 from oled.paths import traces_dir
 from oled.studies import reproduce
 from oled.sweeps import Workers
@@ -86,15 +87,13 @@ def test_references_are_below_all_systems_of_their_trace(small: tuple[Path, pd.D
         assert (kept["bound_relaxed_tpot_ns"] <= kept["tpot_ns"]).all()
 
 
-def test_prompts_that_are_judged_are_apart_from_the_bundled_traces() -> None:
-    from oled.record import load_prompts
-
-    held_out = {prompt.sha256 for prompt in load_prompts(traces_dir() / "heldout.jsonl")}
-    assert len(held_out) == study.Size().prompts + study.Size().learned
+def test_problems_are_those_of_the_bundled_traces_word_for_word() -> None:
     for name in ("demo", "calibration"):
-        assert not held_out & {
-            prompt["hash"] for prompt in load(traces_dir() / name).manifest.prompts
-        }
+        known = [prompt["hash"] for prompt in load(traces_dir() / name).manifest.prompts]
+        found = problems(name)
+        assert [prompt.sha256 for prompt in found] == known
+        assert all(prompt.reference.startswith(" ") for prompt in found)
+    assert len(known) == study.Size().prompts == study.Size().learned
 
 
 SPEC = Synthetic(geometry="olmoe_1b_7b", requests=1, block_length=8)
