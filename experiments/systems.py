@@ -160,7 +160,8 @@ def summary(table: pd.DataFrame) -> str:
         "token; hits are of all active experts, prefill included. Text: what the change costs the "
         "bundled model in held-out loss, with 95 % over the problems, and how much of what it "
         "writes stays the same. On the made-up trace predictions ahead and the paths of PCoMoE are "
-        "made up as well, the temporal head is fitted, and there is no text."
+        "made up as well, the temporal head is fitted, and there is no text. "
+        "References are those of the unchanged routes and experts; what needs fewer may lie below."
     ]
     for large in sorted({large for _, large in sides}):
         ours, made = (sides[side, large].rows for side in (RECORDED, SYNTHETIC))
