@@ -36,7 +36,7 @@ class Size:
     new_tokens: int = 96
 
 
-SMALL = Size(prompts=2, learned=2, new_tokens=16)
+SMALL = Size(prompts=1, learned=1, new_tokens=16)
 
 
 @dataclass(frozen=True, slots=True)
