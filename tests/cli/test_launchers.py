@@ -38,7 +38,9 @@ def test_every_job_is_a_row(oled, tmp_path: Path, launcher: str) -> None:
 
 
 def test_a_cluster_s_launcher_composes() -> None:
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    pytest.importorskip(
+        "hydra_plugins.hydra_submitit_launcher", reason="the extra oled[submitit] is not installed"
+    )
     schema.register()
     words = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "policy=oled"]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):

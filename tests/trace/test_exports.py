@@ -144,7 +144,7 @@ def test_libcachesim_csv(tmp_path: Path, folder: Path) -> None:
 
 def test_libcachesim_reads_it(tmp_path: Path) -> None:
     """The same misses of an LRU as a plain one has; Belady, which uses `next`, has fewer."""
-    lcs = pytest.importorskip("libcachesim")
+    lcs = pytest.importorskip("libcachesim", reason="libcachesim is not installed")
     source = write(tmp_path / "t", manifest(geometry(32)), diffusion(geometry(32), requests=20))
     file = export_trace("oracle_general", source, tmp_path / "t.oracleGeneral")
     found = np.fromfile(file, RECORD)

@@ -32,7 +32,7 @@ ROUTING = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "rout
 
 def public(name: str) -> Path:
     if not ROUTING.is_dir():
-        pytest.skip("the folder ../shared/data/routing is missing")
+        pytest.skip("the folder ../shared/data/routing is not there: public data, not bundled")
     return ROUTING / name
 
 

@@ -63,7 +63,7 @@ def test_every_source_is_documented() -> None:
 
 def test_the_guide_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in turn, as in a notebook, in a folder with a trace called trace."""
-    pytest.importorskip("duckdb")
+    pytest.importorskip("duckdb", reason="DuckDB is not installed")
     folder.rename(folder.with_name("trace"))
     monkeypatch.chdir(folder.parent)
     cells = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
@@ -137,7 +137,7 @@ def test_readers_are_arrow_streams(folder: Path) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_examples_say_the_same_in_sql_and_in_pandas(folder: Path, table: str) -> None:
-    duckdb = pytest.importorskip("duckdb")
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
     connection = duckdb.connect()
     connection.register(table, reader(folder, table).read_all())
     asked = connection.sql(TABLES[table].query).fetchall()
