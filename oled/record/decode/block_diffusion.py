@@ -87,10 +87,13 @@ class BlockDiffusion:
         announce: Announce = unheard,
     ) -> Iterator[Pass]:
         """Decode a batch with resolved settings; yields after every run of the model."""
+        return BlockLoop(self, *self.resolved(), model, requests, announce).passes()
+
+    def resolved(self) -> tuple[int, BlockIds]:
+        """Block length and marks; ValueError where `resolve` has not filled them in."""
         if self.block_length is None or self.mask_id is None or self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
-        ids = BlockIds(self.mask_id, self.eos_ids)
-        return BlockLoop(self, self.block_length, ids, model, requests, announce).passes()
+        return self.block_length, BlockIds(self.mask_id, self.eos_ids)
 
 
 class BlockIds(NamedTuple):

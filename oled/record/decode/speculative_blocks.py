@@ -59,11 +59,8 @@ class SpeculativeBlocks(BlockDiffusion):
         announce: Announce = unheard,
     ) -> Iterator[Pass]:
         """Decode one prompt with resolved settings; yields after every run of the model."""
-        if self.block_length is None or self.mask_id is None or self.eos_ids is None:
-            raise ValueError("resolve() the settings before decoding")
-        ids = BlockIds(self.mask_id, self.eos_ids)
         refuse_batches(requests)
-        return SpeculativeLoop(self, self.block_length, ids, model, requests, announce).passes()
+        return SpeculativeLoop(self, *self.resolved(), model, requests, announce).passes()
 
 
 class State(NamedTuple):
