@@ -1,20 +1,21 @@
-"""The package mapping: folders of the checkout that are found inside `oled` once it is installed.
+"""Put conf/, plots/, traces/ and the studies into the wheel, below `oled/bundled`.
 
-conf/, experiments/, plots/ and traces/ lie at the top of the repository, where people look for
-them. Installed (editable or from a wheel) they are `oled._conf`, `oled._plots` and so on, and
-`oled.paths` finds them in one way. Everything else is in pyproject.toml.
+These folders lie at the top of the repository, where people look for them. An editable installation
+uses them there: `oled/bundled/__init__.py` finds them beside itself. Everything else is in
+pyproject.toml.
 """
 
 from setuptools import find_packages, setup
 
-DATA = {
-    "oled._conf": "conf",
-    "oled._experiments": "experiments",
-    "oled._plots": "plots",
-    "oled._traces": "traces",
+BUNDLED = {
+    "oled.bundled.conf": "conf",
+    "oled.bundled.experiments": "experiments",
+    "oled.bundled.experiments.studies": "experiments/studies",
+    "oled.bundled.plots": "plots",
+    "oled.bundled.traces": "traces",
 }
 
 setup(
-    packages=[*find_packages(include=["oled", "oled.*"]), *DATA],
-    package_dir={"oled": "oled", **DATA},
+    packages=[*find_packages(include=["oled", "oled.*"]), *BUNDLED],
+    package_dir={"oled": "oled", **BUNDLED},
 )

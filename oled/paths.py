@@ -1,49 +1,38 @@
-"""Where the bundled files are: the same in a checkout and in an installed wheel (see setup.py)."""
+"""Find the bundled files: the same way in a checkout and in a wheel (`oled.bundled`)."""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import resources
 from pathlib import Path
 
+from oled.bundled import HOME
 from oled.errors import UserError, nearest
-
-
-@cache
-def _folder(package: str) -> Path:
-    try:
-        return Path(str(resources.files(package)))
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{package} is not installed: run 'pip install --editable .' in the checkout"
-        ) from error
 
 
 def conf_dir() -> Path:
     """The Hydra configuration."""
-    return _folder("oled._conf")
+    return HOME / "conf"
 
 
 def plots_dir() -> Path:
     """One Python file per figure."""
-    return _folder("oled._plots")
+    return HOME / "plots"
 
 
 def studies() -> list[str]:
-    """Names of the studies: a file in experiments/ with a figure of the same name in plots/."""
+    """Name the studies: a file in experiments/studies/ with a figure of its name in plots/."""
     figures = {file.stem for file in plots_dir().glob("*.py")}
-    files = _folder("oled._experiments").glob("*.py")
+    files = (HOME / "experiments" / "studies").glob("*.py")
     return sorted(file.stem for file in files if file.stem in figures and file.stem != "__init__")
 
 
 def traces_dir() -> Path:
     """The bundled traces, a folder each."""
-    return _folder("oled._traces")
+    return HOME / "traces"
 
 
 def model_path() -> Path:
     """The bundled checkpoint."""
-    return _folder("oled.models") / "tiny"
+    return Path(__file__).parent / "models" / "tiny"
 
 
 def bundled_traces() -> list[str]:

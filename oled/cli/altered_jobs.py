@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oled import results
 from oled.cli.jobs import Values, checkpoint, decoding, folder_of, rule_of, source_of
 from oled.errors import UserError
+from oled.results import table as results
 
 if TYPE_CHECKING:
+    from oled.quality.measure import Quality
     from oled.record import LoadedModel
-    from oled.record.altered import Alteration
-    from oled.record.quality import Quality
+    from oled.running.alteration import Alteration
 
 
 def quality(values: Values, out: Path, in_sweep: bool) -> str:
     """A model with and without a change of its experts: OUT/quality.json."""
     from oled import record
     from oled.paths import traces_dir
-    from oled.record.quality import quality
+    from oled.quality.measure import quality
 
     if (values["policy"] is None) == (values["paths"] is None):
         raise UserError("give what changes the experts: policy=NAME or paths=FILE.npz")
@@ -45,8 +45,8 @@ def paths(values: Values, out: Path, in_sweep: bool) -> str:
 
 
 def _alteration(values: Values, loaded: LoadedModel) -> Alteration:
-    from oled.record.on_paths import OnPaths, load_paths
-    from oled.record.rerouting import Rerouting
+    from oled.quality.split_experts import OnPaths, load_paths
+    from oled.running.rerouting import Rerouting
 
     if values["policy"] is not None:
         return Rerouting(loaded.model, rule_of(values["policy"]))
@@ -61,7 +61,7 @@ def _written(out: Path, found: Quality, alteration: Alteration) -> str:
 
 
 def _made_up(values: Values, out: Path) -> str:
-    from oled.halves import PathPlan, write_path_trace
+    from oled.altered.split import PathPlan, write_path_trace
     from oled.trace import read_manifest
 
     folder = folder_of(source_of(values["trace"]))

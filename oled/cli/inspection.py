@@ -179,7 +179,7 @@ def _figures() -> list[str]:
 def _figure(name: str) -> Any:
     if name not in _figures():
         raise UsageError(f"there is no figure '{name}'; {nearest(name, _figures())}")
-    return importlib.import_module(f"oled._plots.{name}")
+    return importlib.import_module(f"oled.bundled.plots.{name}")
 
 
 def _draw(name: str, data: Any, folder: Path, stem: str) -> str:
@@ -192,12 +192,12 @@ def _draw(name: str, data: Any, folder: Path, stem: str) -> str:
         drawn = figure.draw(data)
     except ValueError as error:  # the figure says what it can not draw
         raise UserError(f"figure {name}: {error}") from error
-    save = importlib.import_module("oled._plots.style").save
+    save = importlib.import_module("oled.bundled.plots.style").save
     return "\n".join(map(str, save(drawn, folder, stem)))
 
 
 def _plot(arguments: Arguments) -> int:
-    from oled.results import read_table
+    from oled.results.table import read_table
 
     _figure(arguments.name)
     is_json = arguments.results.suffix == ".json" and arguments.results.is_file()
@@ -207,7 +207,7 @@ def _plot(arguments: Arguments) -> int:
 
 
 def _bench(arguments: Arguments) -> int:
-    from oled import bench
+    from oled.sim import bench
 
     measured: dict[str, Any] = {
         "sim": bench.sim,

@@ -13,16 +13,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from oled import results
 from oled.errors import UserError
+from oled.results import table as results
 
 Values = Mapping[str, Any]
 Job = Callable[[Values, Path, bool], str]
 
 if TYPE_CHECKING:
+    from oled.altered.reroute import Reroute
     from oled.record import Decoding, LoadedModel
-    from oled.reroute import Reroute
-    from oled.sim.subject import Subject
+    from oled.sim.prepared import PreparedTrace
     from oled.trace import Trace
     from oled.trace.stages import Cues
     from oled.trace.synthetic import Synthetic
@@ -106,14 +106,14 @@ def _say_if_compiling() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _subject(source: str | Synthetic, allow_partial: bool, cues: Cues | None) -> Subject:
+def _subject(source: str | Synthetic, allow_partial: bool, cues: Cues | None) -> PreparedTrace:
     """The trace made ready; the jobs of a sweep that run one after the other share it."""
-    from oled.sim.subject import Subject
+    from oled.sim.prepared import PreparedTrace
     from oled.trace.stages import mark_stages
 
     if cues is not None:
-        return Subject.of(mark_stages(_trace(source, allow_partial), cues))
-    return Subject.of(folder_of(source), allow_partial=allow_partial)
+        return PreparedTrace.of(mark_stages(_trace(source, allow_partial), cues))
+    return PreparedTrace.of(folder_of(source), allow_partial=allow_partial)
 
 
 @functools.lru_cache(maxsize=2)
@@ -173,7 +173,7 @@ def _calibration(values: Values, source: str | Synthetic) -> str | Path | None:
     return source.calibration().folder() if "calibration" in needs else None
 
 
-def _window(subject: Subject, window: list[int] | None) -> tuple[int, int]:
+def _window(subject: PreparedTrace, window: list[int] | None) -> tuple[int, int]:
     from oled.sim.window import first_block
 
     if window is None:
@@ -232,7 +232,7 @@ def checkpoint(model: Values, device: str) -> LoadedModel:
 
 def decoding(values: Values) -> Decoding:
     """The decoding settings that a `decode` group describes."""
-    from oled.record import decode
+    from oled.running import decode
 
     kinds = {
         "autoregressive": decode.Autoregressive,

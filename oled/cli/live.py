@@ -114,10 +114,10 @@ def _values(verb: str, arguments: list[str]) -> Mapping[str, str]:
 
 def _profile(values: Mapping[str, str]) -> int:
     from oled.hardware import describe, load_profile
-    from oled.live.bench_kinds import bench_of
-    from oled.live.profile_file import write_profile
-    from oled.live.profiling import measure
     from oled.models.catalogue import model_geometry
+    from oled.profiling.bench_kinds import bench_of
+    from oled.profiling.file import write_profile
+    from oled.profiling.measure import measure
 
     out = Path(values["out"])
     if out.is_dir():
@@ -136,11 +136,11 @@ def _profile(values: Mapping[str, str]) -> int:
 
 
 def _fit(values: Mapping[str, str]) -> int:
+    from oled.advise.fit import fit
     from oled.errors import UserError
-    from oled.fit import fit
     from oled.models.catalogue import model_geometry
-    from oled.results import write_json
-    from oled.sim.subject import Subject
+    from oled.results.table import write_json
+    from oled.sim.prepared import PreparedTrace
 
     found = fit(
         model_geometry(values["model"]),
@@ -149,7 +149,7 @@ def _fit(values: Mapping[str, str]) -> int:
         _whole(values, "context"),
         batch_size=_whole(values, "batch_size"),
         staging=_whole(values, "staging"),
-        trace=Subject.of(values["trace"]) if values["trace"] else None,
+        trace=PreparedTrace.of(values["trace"]) if values["trace"] else None,
     )
     print(found)
     if values["out"]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oled import results
 from oled.cli.jobs import Values, checkpoint, decoding, source_of
 from oled.errors import UserError
+from oled.results import table as results
 
 if TYPE_CHECKING:
     from oled.live.backends.kinds import Kind
@@ -115,11 +115,11 @@ def _run_model(
     from oled import record
     from oled.hardware import load_profile, load_runtime
     from oled.live.decoded import LiveRun, simulate_run
-    from oled.live.given_up import Exact, comparable, given_up
     from oled.live.run import Machine, live_run
     from oled.paths import traces_dir
+    from oled.quality.approximated import Exact, comparable, given_up
     from oled.sim.calibration import Calibration
-    from oled.sim.subject import Subject
+    from oled.sim.prepared import PreparedTrace
 
     source = values["prompts"] or traces_dir() / "prompts.jsonl"
     prompts = record.load_prompts(source, skip=values["skip"], limit=values["limit"])
@@ -131,7 +131,7 @@ def _run_model(
     )
     learned = None
     if values["calibration"] is not None:
-        learned = Calibration.from_steps(Subject.of(values["calibration"]).steps)
+        learned = Calibration.from_steps(PreparedTrace.of(values["calibration"]).steps)
     loaded = checkpoint(_in_numbers_of(kind, values["model"]), "cpu")
     decode = decoding(values["decode"])
     judges = composition.dispatch.drops and values["quality"]

@@ -114,7 +114,7 @@ def _demo(arguments: list[str]) -> int:
         if not given or not value:
             raise UsageError(f"'{argument}' is not key=value")
         values[key] = value
-    from oled.demo import demo
+    from oled.studies.demo import demo
 
     log_to_stderr()
     print(demo(Path(values["out"]), device=values["device"]))

@@ -77,7 +77,7 @@ def run(verb: str, arguments: list[str]) -> int:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from oled import results
+    from oled.results import table as results
     from oled.sweeps import sweep
 
     given = _pairs(arguments)
@@ -95,7 +95,7 @@ def _sweep(arguments: list[str]) -> int:
 
 
 def _reproduce(arguments: list[str]) -> int:
-    from oled.studies import reproduce
+    from oled.studies.reproduce import reproduce
 
     words = [word for word in arguments if "=" not in word and word not in FLAGS]
     given = _pairs(word for word in arguments if "=" in word)
@@ -122,7 +122,7 @@ def _reproduce(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    from oled.report import report
+    from oled.results.report import report
 
     if len(arguments) != 1:
         raise UsageError("oled report DIR: name one folder")

@@ -11,8 +11,8 @@ import pandas as pd
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from oled import results
 from oled.errors import UserError
+from oled.results import table as results
 
 
 class SweepFolder(Callback):

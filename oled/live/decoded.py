@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from oled.hardware import CostTables
 from oled.live.foresight import Foresight
-from oled.live.given import difference
 from oled.live.kernels import Ints
+from oled.live.link_replay import difference
 from oled.live.planlog import LinkLog, PlanLog
 from oled.live.store import Preflight
 from oled.live.timeline import live_timeline
 from oled.policies.composition import Composition
-from oled.record.decode import Pass
+from oled.running.decode import Pass
 from oled.sim import metrics
 from oled.sim.calibration import Calibration
 from oled.sim.lanes import LOG_DENSE

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from oled.errors import UserError
 from oled.hardware import CostTables
-from oled.live.ahead import CopiesAhead
 from oled.live.backends import Backend, LayerWork
 from oled.live.decider import Decider
 from oled.live.kernels import group_pairs
+from oled.live.prefetch_link import CopiesAhead
 from oled.live.slots import SlotPool
 from oled.live.store import HostStore
 from oled.policies.composition import Composition

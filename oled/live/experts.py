@@ -16,8 +16,8 @@ from oled.errors import UserError
 from oled.live.backends.products import DTYPES
 from oled.live.kernels import CLAMPED_SWIGLU, SILU, ExpertForm, combine, compute, group_pairs
 from oled.live.store import NUMBERS, HostStore, Numbers
-from oled.record.dispatch import experts_of
-from oled.record.modules import MoeLayer
+from oled.running.dispatch import experts_of
+from oled.running.modules import MoeLayer
 
 _TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Of the largest output: sums in different orders, and rounding where the module is in half."""

@@ -21,18 +21,18 @@ from transformers import PreTrainedModel
 from oled.errors import UserError
 from oled.live.foresight import Predicted
 from oled.policies.composition import Composition
-from oled.record.capture import wanted
-from oled.record.families import read_family
-from oled.record.modules import MoeLayer
-from oled.record.predictors import NextGate, Predictor, trained_predictors
-from oled.record.recorder import refuse_unknown_scores, router_stacks
-from oled.record.scores import router_scores
+from oled.running.capture import wanted
+from oled.running.families import read_family
+from oled.running.modules import MoeLayer
+from oled.running.predictors import NextGate, Predictor, trained_predictors
+from oled.running.recorder import refuse_unknown_scores, router_stacks
+from oled.running.scores import router_scores
 
 HORIZONS = 3
 """Layers ahead whose gates are asked where a policy names no predictor; HybriMoE looks at three."""
 
 
-class Said(NamedTuple):
+class RouterOutput(NamedTuple):
     """Of one layer-step."""
 
     scores: NDArray[np.float32]  # [E of the widest layer] mean over the tokens, or [0]
@@ -40,7 +40,7 @@ class Said(NamedTuple):
     ask_ns: int  # wall time that all of this took
 
 
-SILENCE = Said(np.zeros(0, np.float32), {}, 0)
+SILENCE = RouterOutput(np.zeros(0, np.float32), {}, 0)
 
 
 def predictor_for(
@@ -61,7 +61,7 @@ def predictor_for(
     if heads is None:
         raise UserError(
             f"policy '{composition.name}' follows a trained predictor: give heads=FILE of "
-            f"experiments/train_predictors.py (heads=bundled: the small model's)"
+            f"experiments/training/train_predictors.py (heads=bundled: the small model's)"
         )
     stacks = router_stacks(layers)
     if len(stacks) > 1:
@@ -117,7 +117,7 @@ class Gates:
     ) -> None:
         self._undo.close()
 
-    def take(self) -> Said:
+    def take(self) -> RouterOutput:
         """What was said since the last call."""
         said, self._said = self._said, SILENCE
         return said
@@ -130,7 +130,7 @@ class Gates:
                 scores = np.zeros(max(self._experts), np.float32)
                 scores[: self._experts[row]] = values.mean(0).cpu().numpy()
             told = self._ask(stack, row, inputs[0])
-            self._said = Said(scores, told, time.perf_counter_ns() - began)
+            self._said = RouterOutput(scores, told, time.perf_counter_ns() - began)
 
         return hook
 

@@ -18,9 +18,9 @@ from oled.live.gates import Gates
 from oled.live.steplog import StepLog
 from oled.live.surrogates import Surrogates
 from oled.policies.interface import At
-from oled.record.decode import Pass
-from oled.record.dispatch import dispatched, experts_of
-from oled.record.modules import MoeLayer
+from oled.running.decode import Pass
+from oled.running.dispatch import dispatched, experts_of
+from oled.running.modules import MoeLayer
 
 
 class Offloaded:

@@ -21,7 +21,7 @@ from oled.live.executor import (
     refuse_giving_up,
     refuse_unsupported,
 )
-from oled.live.given import forwards_of
+from oled.live.link_replay import forwards_of
 from oled.live.outputs import Outputs
 from oled.live.planlog import LinkLog, PlanLog
 from oled.live.routing import Routing

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs
-from oled.live.along import Along, output_tokens
 from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.decider import Decider
 from oled.live.decoded import LiveRun
@@ -28,11 +27,12 @@ from oled.live.surrogates import Surrogates
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
 from oled.policies.part import NEEDS
-from oled.record.decode import Autoregressive, Decoding, Pass, Request, Speculative
-from oled.record.loading import LoadedModel
-from oled.record.modules import MoeLayer, geometry_of, moe_layers
-from oled.record.prompts import Prompt, tokenize
-from oled.record.threads import threads_for
+from oled.running.decode import Autoregressive, Decoding, Pass, Request, Speculative
+from oled.running.loading import LoadedModel
+from oled.running.modules import MoeLayer, geometry_of, moe_layers
+from oled.running.prompts import Prompt, tokenize
+from oled.running.teacher_forcing import Along, output_tokens
+from oled.running.threads import threads_for
 from oled.sim import metrics
 from oled.sim.calibration import Calibration
 from oled.sim.prepare import assemble
@@ -158,7 +158,7 @@ def _surrogates(
     if heads is None:
         raise UserError(
             f"policy '{composition.name}' approximates misses: give heads=FILE of "
-            f"experiments/train_predictors.py (heads=bundled: the small model's)"
+            f"experiments/training/train_predictors.py (heads=bundled: the small model's)"
         )
     return Surrogates.load(heads, layers, device)
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from oled.hardware import Profile, Runtime, build_costs
 from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.executor import device_slots, refuse_giving_up, refuse_unsupported
-from oled.live.given import difference
+from oled.live.link_replay import difference
 from oled.live.planlog import PlanLog
 from oled.live.replay import LiveReplay, live_replay
 from oled.live.routing import Routing, form_of
@@ -26,9 +26,9 @@ from oled.policies.composition import Composition
 from oled.sim.api import calibrate, refuse_what_is_missing, rows_of_groups
 from oled.sim.metrics import count_metrics, tpot_ns
 from oled.sim.prepare import Replay, assemble, replay_steps
+from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
-from oled.sim.subject import Subject
 from oled.sim.timeline import Timeline, write_events
 from oled.trace import load
 from oled.trace.steps import Steps
@@ -108,7 +108,7 @@ def run_trace(
     refuse_unsupported(composition, settings)
     refuse_giving_up(composition)
     trace = load(trace_path(source))
-    subject = Subject.of(trace)
+    subject = PreparedTrace.of(trace)
     if composition.predictor is not None:
         subject = subject.predicting(composition.predictor)
     refuse_what_is_missing(subject, composition)

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from oled.errors import UserError
 from oled.live.foresight import Foresight
-from oled.live.gates import Said
+from oled.live.gates import RouterOutput
 from oled.live.kernels import Floats
 from oled.policies.interface import Step
-from oled.record.decode import Pass
+from oled.running.decode import Pass
 from oled.trace.kernels import aggregate
 from oled.trace.schema import Geometry
 from oled.trace.steps import Steps
@@ -63,7 +63,7 @@ class StepLog:
         share = done.shares[0]
         self._confidence[share.positions] = share.confidence
 
-    def step(self, layer: int, ids: NDArray[np.int32], weights: Floats, said: Said) -> Step:
+    def step(self, layer: int, ids: NDArray[np.int32], weights: Floats, said: RouterOutput) -> Step:
         """The layer-step that ids i32[T, k], weights f32[T, k] and what was `said` make."""
         running = self._passes[-1]
         share = running.shares[0]
@@ -116,7 +116,7 @@ class StepLog:
         self._steps.append(step)
         return step
 
-    def _coming(self, said: Said, tokens: int) -> Floats:
+    def _coming(self, said: RouterOutput, tokens: int) -> Floats:
         """What was said of the same layer in the next forward, f32[E] means over the tokens."""
         if self.foresight.horizons < self.foresight.layers:
             return _NOTHING_FORESEEN

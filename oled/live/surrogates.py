@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from oled.errors import UserError
-from oled.record.dispatch import experts_of
-from oled.record.modules import MoeLayer
-from oled.record.predictors import fingerprint, heads_path, read_heads
+from oled.running.dispatch import experts_of
+from oled.running.modules import MoeLayer
+from oled.running.predictors import fingerprint, heads_path, read_heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ class Surrogates:
         if "surrogate_down.0" not in tensors:
             raise UserError(
                 f"{path}: no surrogates of experts; make it again with "
-                f"experiments/train_predictors.py"
+                f"experiments/training/train_predictors.py"
             )
         if card.get("experts") != fingerprint(experts_of(layers)):
             raise UserError(f"{path}: these surrogates were made for other experts")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oled import results
 from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs, load_profile, load_runtime
 from oled.hardware.shape import resolve
@@ -23,6 +22,7 @@ from oled.parallel.routing import Routing
 from oled.parallel.system import System, load_system
 from oled.parallel.topology import Topology, load_topology
 from oled.paths import trace_path
+from oled.results import table as results
 from oled.sim.metrics import tpot_ns
 from oled.sim.references import references
 from oled.trace import Trace, load

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from oled.altered.reroute import Reroute
 from oled.errors import UserError, nearest
 from oled.policies.files import PLACEMENT, composition_names, make_part, read_policy
 from oled.policies.interface import Admission
@@ -19,7 +20,6 @@ from oled.policies.part import (
     Retention,
     ask_nothing,
 )
-from oled.reroute import Reroute
 
 _KINDS = {
     "retention": Retention,

@@ -41,7 +41,7 @@ INSTEAD = {
     "confidence": "policy=gate_sum goes by gate weights alone",
     "stages": "workload.stages=FILE|learned marks them by cues in its tokens",
     "drafts": "record with decode=speculative_blocks or decode=speculative_autoregressive",
-    "coming": "record with heads=FILE of experiments/train_predictors.py",
+    "coming": "record with heads=FILE of experiments/training/train_predictors.py",
     "scores": "record with score_width=M, the M best scores of each token",
 }
 """What to do where a trace has none."""

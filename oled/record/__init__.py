@@ -6,7 +6,8 @@ report = record(loaded, load_prompts("prompts.jsonl"), BlockDiffusion(block_leng
 
 from __future__ import annotations
 
-from oled.record.decode import (
+from oled.record.run import RecordReport, record
+from oled.running.decode import (
     Autoregressive,
     BlockDiffusion,
     CanvasDiffusion,
@@ -16,10 +17,9 @@ from oled.record.decode import (
     SpeculativeAutoregressive,
     SpeculativeBlocks,
 )
-from oled.record.loading import LoadedModel, load_model
-from oled.record.prompts import Prompt, load_prompts, plain_prompt
-from oled.record.recorder import Recorder
-from oled.record.run import RecordReport, record
+from oled.running.loading import LoadedModel, load_model
+from oled.running.prompts import Prompt, load_prompts, plain_prompt
+from oled.running.recorder import Recorder
 
 __all__ = [
     "Autoregressive",

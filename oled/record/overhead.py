@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from oled.record.decode import Decoding, Request
-from oled.record.recorder import Recorder
 from oled.record.records import forward_records
+from oled.running.decode import Decoding, Request
+from oled.running.recorder import Recorder
 
 MAX_PASSES = 48
 BUDGET_S = 1.0  # of each round and the warm-up

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from oled.altered.split import write_path_trace
 from oled.errors import UserError
-from oled.halves import write_path_trace
-from oled.record.decode import BlockDiffusion, Decoding, Speculative
-from oled.record.loading import LoadedModel
-from oled.record.on_paths import OnPaths, save_paths
-from oled.record.prompts import Prompt, tokenize
-from oled.record.pruning import prune_paths
-from oled.record.quality import Quality, quality
+from oled.quality.measure import Quality, quality
+from oled.quality.pruning import prune_paths
+from oled.quality.split_experts import OnPaths, save_paths
 from oled.record.run import RecordReport, record
-from oled.record.threads import threads_for
+from oled.running.decode import BlockDiffusion, Decoding, Speculative
+from oled.running.loading import LoadedModel
+from oled.running.prompts import Prompt, tokenize
+from oled.running.threads import threads_for
 
 
 @dataclass(frozen=True, slots=True)

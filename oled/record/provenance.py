@@ -15,7 +15,9 @@ import torch
 import transformers
 
 import oled
-from oled.record.decode import (
+from oled.altered.reroute import Reroute
+from oled.altered.reroute.trace import RULE
+from oled.running.decode import (
     Autoregressive,
     BlockDiffusion,
     CanvasDiffusion,
@@ -24,13 +26,11 @@ from oled.record.decode import (
     SpeculativeAutoregressive,
     SpeculativeBlocks,
 )
-from oled.record.drafting import DRAFT, Draft
-from oled.record.loading import LoadedModel
-from oled.record.modules import geometry_of
-from oled.record.prompts import Prompt
-from oled.record.recorder import Recorder
-from oled.reroute import Reroute
-from oled.reroute.trace import RULE
+from oled.running.drafting import DRAFT, Draft
+from oled.running.loading import LoadedModel
+from oled.running.modules import geometry_of
+from oled.running.prompts import Prompt
+from oled.running.recorder import Recorder
 from oled.trace.manifest import Manifest
 
 _DECODING = {

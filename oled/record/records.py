@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oled.record.capture import Capture
-from oled.record.decode import Pass, Share
+from oled.running.capture import Capture
+from oled.running.decode import Pass, Share
 from oled.trace.schema import ForwardRecord, Phase
 
 

@@ -10,19 +10,19 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from oled.altered.reroute import Reroute, RouteChange
 from oled.errors import UserError
-from oled.record.decode import Decoding, Pass, Speculative
-from oled.record.decode.batch import unheard
-from oled.record.loading import LoadedModel
 from oled.record.overhead import hook_overhead
-from oled.record.prompts import Prompt, tokenize, uses_template
 from oled.record.provenance import manifest_of
-from oled.record.recorder import Recorder
 from oled.record.records import forward_records
-from oled.record.rerouting import Rerouting
-from oled.record.threads import threads_for
-from oled.record.unfit import refuse_unfit
-from oled.reroute import Reroute, RouteChange
+from oled.running.decode import Decoding, Pass, Speculative
+from oled.running.decode.batch import unheard
+from oled.running.loading import LoadedModel
+from oled.running.preflight import refuse_unfit
+from oled.running.prompts import Prompt, tokenize, uses_template
+from oled.running.recorder import Recorder
+from oled.running.rerouting import Rerouting
+from oled.running.threads import threads_for
 from oled.trace.writer import ROWS_PER_PART, TraceWriter
 
 

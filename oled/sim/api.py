@@ -20,11 +20,11 @@ from oled.policies.part import INSTEAD, NEEDS
 from oled.sim import metrics as m
 from oled.sim.calibration import Calibration
 from oled.sim.drafted import beside_plain
+from oled.sim.prepared import PreparedTrace
 from oled.sim.references import references
 from oled.sim.result import Result
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget, parse_slots
-from oled.sim.subject import Subject
 from oled.sim.timeline import Timeline
 from oled.trace import Trace
 from oled.trace.steps import Steps
@@ -34,12 +34,12 @@ BUNDLED_CALIBRATION = "calibration"
 
 
 def simulate(
-    trace: Subject | Trace | str | Path = "demo",
+    trace: PreparedTrace | Trace | str | Path = "demo",
     policy: str | Path | Mapping[str, Any] | Composition = "oled_priority",
     *,
     hardware: str | Path | Mapping[str, Any] | Profile = "rtx5090_xeon8470q",
     runtime: str | Path | Mapping[str, Any] | Runtime = "graph_fused",
-    calibration: Subject | Trace | str | Path | None = None,
+    calibration: PreparedTrace | Trace | str | Path | None = None,
     settings: Settings | None = None,
     **fields: Any,
 ) -> Result:
@@ -51,7 +51,7 @@ def simulate(
     began = time.perf_counter()
     settings = dataclasses.replace(settings or Settings(), **fields)
     composition = load_composition(policy)
-    subject = Subject.of(trace)
+    subject = PreparedTrace.of(trace)
     if "drafts" in composition.needs & subject.lacks:  # a better word than 'no such predictor'
         refuse_what_is_missing(subject, composition)
     if composition.predictor is not None:
@@ -128,7 +128,7 @@ def _label_of(composition: Composition) -> tuple[str, ...]:
     return ("misses may be approximated (dropped_gate_share): cost only, the text would change",)
 
 
-def refuse_what_is_missing(subject: Subject, composition: Composition) -> None:
+def refuse_what_is_missing(subject: PreparedTrace, composition: Composition) -> None:
     missing = sorted(composition.needs & subject.lacks)
     if missing:
         # the remedy of one lack helps only where the lacks named before it in INSTEAD are none
@@ -140,7 +140,9 @@ def refuse_what_is_missing(subject: Subject, composition: Composition) -> None:
 
 
 def calibrate(
-    subject: Subject, composition: Composition, source: Subject | Trace | str | Path | None
+    subject: PreparedTrace,
+    composition: Composition,
+    source: PreparedTrace | Trace | str | Path | None,
 ) -> tuple[Calibration | None, str | None]:
     """What the composition learns, and from which trace; never from the evaluated one."""
     if "calibration" not in composition.needs:
@@ -152,7 +154,7 @@ def calibrate(
             f"policy '{composition.name}' learns from a calibration trace: "
             "give one with calibration=NAME|DIR, recorded on other prompts"
         )
-    other = Subject.of(source)
+    other = PreparedTrace.of(source)
     if other.hash == subject.hash:
         raise UserError(
             f"policy '{composition.name}' would learn from the trace that it is judged on: "
@@ -176,7 +178,9 @@ def rows_of_groups(steps: Steps, batch_size: int) -> dict[int, int]:
     return {g: min(batch_size, requests.size - g * batch_size) for g in range(groups)}
 
 
-def _costs(subject: Subject, profile: Profile, runtime: Runtime, settings: Settings) -> CostTables:
+def _costs(
+    subject: PreparedTrace, profile: Profile, runtime: Runtime, settings: Settings
+) -> CostTables:
     steps = subject.steps
     return build_costs(
         subject.geometry,
@@ -192,7 +196,7 @@ def _costs(subject: Subject, profile: Profile, runtime: Runtime, settings: Setti
 
 
 def _reference_metrics(
-    subject: Subject,
+    subject: PreparedTrace,
     costs: CostTables,
     budget: Budget,
     settings: Settings,
@@ -215,7 +219,7 @@ def _reference_metrics(
 
 
 def _oracle_metrics(
-    subject: Subject,
+    subject: PreparedTrace,
     costs: CostTables,
     budget: Budget,
     settings: Settings,

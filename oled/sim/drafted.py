@@ -12,9 +12,9 @@ from oled.hardware import CostTables
 from oled.policies.composition import Composition
 from oled.sim import metrics as m
 from oled.sim.calibration import Calibration
+from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
-from oled.sim.subject import Subject
 from oled.trace.schema import Phase
 
 LOST = frozenset({"scores"})
@@ -22,7 +22,7 @@ LOST = frozenset({"scores"})
 
 
 def beside_plain(
-    subject: Subject,
+    subject: PreparedTrace,
     costs: CostTables,
     composition: Composition,
     budget: Budget,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oled.errors import UserError
-from oled.results import TABLE, write_json
+from oled.results.table import TABLE, write_json
 
 DECLARATION, ROWS = "sweep.json", "rows.jsonl"
 

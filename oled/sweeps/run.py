@@ -13,9 +13,9 @@ import pandas as pd
 from joblib import Parallel, delayed
 from tqdm import tqdm
 
-from oled import results
 from oled.errors import UserError
 from oled.paths import trace_path
+from oled.results import table as results
 from oled.sweeps.configuration import DEFAULTS, Configuration, product
 from oled.sweeps.journal import Journal, Row
 from oled.sweeps.workers import Workers
@@ -193,7 +193,7 @@ def _subject(trace: str | Synthetic) -> Any:
 
     No more are kept: a worker of loky that grows by 300 MB is taken to leak and begun anew.
     """
-    from oled.sim.subject import Subject
+    from oled.sim.prepared import PreparedTrace
 
-    subject = Subject.of(trace.folder() if isinstance(trace, Synthetic) else trace)
+    subject = PreparedTrace.of(trace.folder() if isinstance(trace, Synthetic) else trace)
     return subject.remembering()

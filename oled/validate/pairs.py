@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from oled.hardware import CostTables
 from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.executor import device_slots
-from oled.live.given import difference
+from oled.live.link_replay import difference
 from oled.live.outputs import Outputs
 from oled.live.planlog import PlanLog, equal_share
 from oled.live.replay import LiveReplay, live_replay

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oled.results import write_json
+from oled.results.table import write_json
 from oled.validate.judge import LANES, PERCENTILES
 
 REPORT, WORDS = "report.json", "report.txt"
@@ -20,8 +20,8 @@ def write(report: Mapping[str, Any], out: Path) -> list[Path]:
     write_json(out / REPORT, report)
     (out / WORDS).write_text(f"{text(report)}\n", encoding="utf-8")
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph
-    figure = importlib.import_module("oled._plots.validate").draw(report)
-    saved = importlib.import_module("oled._plots.style").save(figure, out, "validate")
+    figure = importlib.import_module("oled.bundled.plots.validate").draw(report)
+    saved = importlib.import_module("oled.bundled.plots.style").save(figure, out, "validate")
     return [out / REPORT, out / WORDS, *saved]
 
 

@@ -15,16 +15,16 @@ from tqdm import tqdm
 
 from oled.hardware import CostTables, Profile, Runtime, build_costs
 from oled.hardware.labels import foreign
+from oled.hardware.this_machine import machine
 from oled.live.backends.kinds import EMULATED, Kind
 from oled.live.executor import refuse_giving_up, refuse_unsupported
-from oled.live.machine import machine
 from oled.live.routing import Routing, form_of
 from oled.live.store import NUMBERS, HostStore
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition, load_composition
 from oled.sim.api import calibrate, refuse_what_is_missing
+from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
-from oled.sim.subject import Subject
 from oled.trace import Trace
 from oled.validate.devices import definitions, judge_device
 from oled.validate.judge import DEFINITIONS, judge, row
@@ -66,7 +66,7 @@ def validate(
     experts of that size. Not `gated`: decisions and outputs alone decide on the verdict.
     """
     began = time.perf_counter()
-    subject = Subject.of(trace)
+    subject = PreparedTrace.of(trace)
     configurations = _configurations(trace, subject, plan, settings, calibration)
     routing = configurations[0].routing
     steps = routing.steps
@@ -117,7 +117,7 @@ def validate(
 
 
 def _configurations(
-    trace: Trace, plain: Subject, plan: Plan, settings: Settings, calibration: str | None
+    trace: Trace, plain: PreparedTrace, plan: Plan, settings: Settings, calibration: str | None
 ) -> list[Configuration]:
     """Every policy with every number of slots; what cannot run is refused."""
     found = []

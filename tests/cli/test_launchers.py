@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
-from oled import results
 from oled.cli import schema
 from oled.paths import conf_dir
+from oled.results import table as results
 
 JOBS = ("policy=lru,lfu", "cache.slots=8,16", "out=sweep")
 

@@ -7,8 +7,8 @@ import json
 import pandas as pd
 import pytest
 
-from oled import demo
 from oled.paths import traces_dir
+from oled.studies import demo
 
 PROMPTS = f"prompts={traces_dir() / 'prompts.jsonl'}"
 

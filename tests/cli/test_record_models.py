@@ -10,8 +10,8 @@ import pytest
 from transformers import LlamaConfig
 
 from oled.trace import Phase, Trace, load
-from tests.record.conftest import COMMON, build
-from tests.record.conftest import tokenizer as make_tokenizer
+from tests.running.conftest import COMMON, build
+from tests.running.conftest import tokenizer as make_tokenizer
 
 PROMPTS = '{"question": "How many pears?", "answer": "33"}\n{"prompt": "def f():", "task_id": 1}\n'
 CODE = {"AutoConfig": "code_of_its_own.C", "AutoModelForCausalLM": "code_of_its_own.M"}

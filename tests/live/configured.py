@@ -8,7 +8,7 @@ from typing import Any
 
 from oled.hardware import CostTables
 from oled.live.backends.kinds import EMULATED, Kind
-from oled.live.given import difference_given
+from oled.live.link_replay import difference_given
 from oled.live.replay import LiveReplay, live_replay
 from oled.live.routing import Routing
 from oled.live.store import HostStore
@@ -17,9 +17,9 @@ from oled.policies.files import composition_names
 from oled.policies.part import ask_nothing
 from oled.sim.calibration import Calibration
 from oled.sim.prepare import Assembly, Replay, assemble, replay_steps
+from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
-from oled.sim.subject import Subject
 
 Ready = tuple[Routing, HostStore, CostTables]
 
@@ -70,7 +70,7 @@ def configured(
 
 @functools.cache
 def calibration() -> Calibration:
-    return Calibration.from_steps(Subject.of("calibration").steps)
+    return Calibration.from_steps(PreparedTrace.of("calibration").steps)
 
 
 @functools.cache

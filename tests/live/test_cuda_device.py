@@ -152,8 +152,8 @@ def test_what_somebody_else_has_pinned_is_an_error_in_one_line(ready, kind):
 
 def test_the_bench_measures_every_part():
     from oled.live.backends.device import CudaDevice
-    from oled.live.bench_device import DeviceBench
-    from oled.live.profiling import measure
+    from oled.profiling.bench_device import DeviceBench
+    from oled.profiling.measure import measure
 
     bench = DeviceBench(MODEL, CudaDevice(), block=2**28)
     try:

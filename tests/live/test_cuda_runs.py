@@ -23,7 +23,7 @@ from oled.models.catalogue import model_geometry
 from oled.paths import trace_path
 from oled.policies.composition import load_composition
 from oled.record import BlockDiffusion, load_model, plain_prompt
-from oled.record.modules import moe_layers
+from oled.running.modules import moe_layers
 from oled.sim.settings import Settings
 from oled.trace import load
 from oled.validate import report as in_words
@@ -33,7 +33,7 @@ from oled.validate.pairs import Plan
 from oled.validate.run import validate
 from tests.live.build import RESIDENT
 from tests.live.lazy_device import STREAMS, LazyDevice
-from tests.record.conftest import build
+from tests.running.conftest import build
 
 NARROW = dataclasses.replace(
     model_geometry("llada2_mini"), name="narrow", hidden_size=64, moe_intermediate_size=32

@@ -12,15 +12,15 @@ from oled.errors import UserError
 from oled.live.gates import predictor_for
 from oled.policies.composition import load_composition
 from oled.record import BlockDiffusion, LoadedModel, load_model, record
-from oled.record.modules import moe_layers
-from oled.record.predictors import FUTURE_ROUTER, SPICE
+from oled.running.modules import moe_layers
+from oled.running.predictors import FUTURE_ROUTER, SPICE
 from oled.trace import build_steps, load
 from oled.trace.steps import coming_scores
 from tests.live import test_run as runs
 from tests.live.build import RESIDENT
 from tests.live.test_run import PROMPTS, difference
-from tests.record.conftest import build
-from tests.record.test_predictors import heads_file
+from tests.running.conftest import build
+from tests.running.test_predictors import heads_file
 
 BLOCKS = BlockDiffusion(block_length=16, max_new_tokens=32, threshold=0.9)
 EXACT = ("temporal_router", "spatio_temporal_router", "spice_exact")

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from oled.hardware import build_costs, load_profile, load_runtime
-from oled.live.ahead import CopiesAhead
 from oled.live.backends import LaneError
 from oled.live.backends.emulated import Emulated
 from oled.live.executor import Executor
 from oled.live.planlog import BEGAN, CROSSED, equal_share
+from oled.live.prefetch_link import CopiesAhead
 from oled.models.catalogue import model_geometry
 from oled.policies.interface import IN_FLIGHT, LANDED
 from oled.sim import lanes as ln
 from oled.sim import tally as count
-from oled.sim.subject import Subject
+from oled.sim.prepared import PreparedTrace
 from tests.live.configured import configured, policies, prefetching
 
 STATE = 3
@@ -28,7 +28,7 @@ STATE = 3
 def slow(ready):
     """The same with the times of a machine whose copies take a third of a millisecond."""
     routing, store, _ = ready
-    steps, trace = routing.steps, Subject.of("demo")
+    steps, trace = routing.steps, PreparedTrace.of("demo")
     costs = build_costs(
         trace.geometry,
         steps.tokens,

@@ -17,7 +17,7 @@ from oled.live.backends import lanes as module
 from oled.live.backends.emulated import Emulated
 from oled.live.slots import SlotPool
 from oled.policies.part import Retention
-from oled.sim.subject import Subject
+from oled.sim.prepared import PreparedTrace
 from tests.live.build import RESIDENT, demo, run, same_decisions
 
 POLICIES = (
@@ -75,7 +75,7 @@ def test_requests_in_lockstep():
     """Three requests as one batch: tokens follow each other, decisions are the simulator's."""
     ready = demo(first=3, forwards=8, rows=3)
     steps = ready[0].steps
-    alone = Subject.of("demo").steps
+    alone = PreparedTrace.of("demo").steps
     assert steps.tokens[2] > alone.tokens[alone.phase > 0].max()
     for index, (ids, weights) in enumerate(zip(ready[0].ids, ready[0].weights, strict=True)):
         lo, hi = steps.offsets[index], steps.offsets[index + 1]

@@ -22,13 +22,13 @@ from oled.live.run import Machine, live_run
 from oled.live.store import Preflight, free_host_memory
 from oled.policies.composition import load_composition
 from oled.record import Autoregressive, BlockDiffusion, LoadedModel, load_model, plain_prompt
-from oled.record.modules import moe_layers
+from oled.running.modules import moe_layers
 from oled.sim.calibration import Calibration
+from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
-from oled.sim.subject import Subject
 from oled.sim.timeline import LANES
 from tests.live.build import RESIDENT
-from tests.record.conftest import CONFIGS, build, tokenizer  # noqa: F401  (a fixture)
+from tests.running.conftest import CONFIGS, build, tokenizer  # noqa: F401  (a fixture)
 
 MACHINE = Machine(load_profile("rtx5090_xeon8470q"), load_runtime("graph_fused"))
 PROMPTS = [
@@ -111,7 +111,7 @@ def test_the_resident_executor_is_the_model(tiny, reference):
     head = fresh.model.get_output_embeddings()
     head.register_forward_hook(lambda _, __, out: logits.append(out))
     how = BLOCKS.resolve(fresh.model, fresh.tokenizer)
-    from oled.record.prompts import tokenize
+    from oled.running.prompts import tokenize
 
     for request in tokenize(PROMPTS[:1], fresh.tokenizer):
         for _ in how.decode(fresh.model, [request]):
@@ -122,7 +122,7 @@ def test_the_resident_executor_is_the_model(tiny, reference):
 
 
 def test_a_calibration_trace_serves_policies_that_learn(tiny, reference):
-    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    learned = Calibration.from_steps(PreparedTrace.of("calibration").steps)
     run, logits = decode(tiny, "fiddler", 20, prompts=PROMPTS[:1], calibration=learned)
     assert logits == reference[1][: len(logits)]
     assert difference(run, "fiddler", 20, learned) is None
@@ -135,7 +135,7 @@ def test_a_calibration_trace_serves_policies_that_learn(tiny, reference):
 @pytest.mark.parametrize("policy", ["hybrimoe", "promoe", "mrs_wide", "oled_fill", "saem"])
 def test_policies_that_listen_or_copy_ahead_decode_the_same(tiny, reference, policy):
     """Router scores, next-gate predictions and prefetches, in a decoding that goes on."""
-    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    learned = Calibration.from_steps(PreparedTrace.of("calibration").steps)
     run, logits = decode(tiny, policy, 20, prompts=PROMPTS[:2], calibration=learned)
     assert logits == reference[1][: len(logits)]
     assert difference(run, policy, 20, learned) is None
@@ -150,7 +150,7 @@ def test_what_the_gates_say_live_is_what_a_recording_has(tiny, tmp_path):
     from oled.record import record
     from oled.trace import build_steps, load
 
-    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    learned = Calibration.from_steps(PreparedTrace.of("calibration").steps)
     run, _ = decode(tiny, "hybrimoe", 128, prompts=PROMPTS[:1], calibration=learned)
     record(tiny, PROMPTS[:1], BLOCKS, tmp_path / "t", horizons=3, score_width=128)
     told = build_steps(load(tmp_path / "t"))
@@ -166,7 +166,7 @@ def test_both_sides_are_in_one_timeline(tiny, tmp_path):
     import gzip
     import json
 
-    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    learned = Calibration.from_steps(PreparedTrace.of("calibration").steps)
     run, _ = decode(tiny, "promoe", 20, prompts=PROMPTS[:1], calibration=learned)
     settings = Settings(slots=20)
     replay, _ = simulate_run(run, load_composition("promoe"), settings, learned)
@@ -249,7 +249,7 @@ def test_a_failure_gives_the_model_back(tiny, monkeypatch, where, error, told):
 
     names = list(ALL_EXPERTS_FUNCTIONS)
     before = tiny.model.get_experts_implementation()
-    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    learned = Calibration.from_steps(PreparedTrace.of("calibration").steps)
     expected = pytest.raises(KeyboardInterrupt) if told is None else pytest.raises(UserError)
     with monkeypatch.context() as patch, expected as raised:
         patch.setattr(Emulated, where, fail)
@@ -291,7 +291,7 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 from oled.live.experts import take_experts
 from oled.live.kernels import warm
-from oled.record.modules import moe_layers
+from oled.running.modules import moe_layers
 
 def status(key):
     lines = open("/proc/self/status").read().splitlines()

@@ -11,7 +11,7 @@ import torch
 
 from oled.models.llada2 import LLaDA2MoeConfig, LLaDA2MoeModelLM
 
-sys.path.append(str(Path(__file__).parents[2] / "experiments"))
+sys.path.append(str(Path(__file__).parents[2] / "experiments" / "training"))
 
 
 @pytest.fixture(autouse=True)

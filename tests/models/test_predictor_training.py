@@ -16,9 +16,9 @@ from train_predictors import heads_of
 
 from oled.models.bundled import load_tiny
 from oled.record import LoadedModel, plain_prompt
-from oled.record.families import Scoring
-from oled.record.modules import moe_layers
-from oled.record.prompts import tokenize
+from oled.running.families import Scoring
+from oled.running.modules import moe_layers
+from oled.running.prompts import tokenize
 
 HIDDEN, EXPERTS, TOP_K, TOKENS = 12, 16, 2, 1500
 RECIPE = Recipe(epochs=30, batch=256, rate=2e-2, rank=3, new_tokens=20)

@@ -1,4 +1,4 @@
-"""The pieces of `experiments/train_tiny.py` that have to be right."""
+"""The pieces of `experiments/training/train_tiny.py` that have to be right."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from oled.policies.composition import composition_names, load_composition
 from oled.policies.interface import RESIDENT
 from oled.policies.prefetch.none import NoPrefetch
 from oled.sim.api import simulate
-from oled.sim.subject import Subject
+from oled.sim.prepared import PreparedTrace
 from oled.trace.importers import read_source
 from oled.trace.memory import trace_of_records
 from oled.trace.schema import Phase
@@ -39,7 +39,7 @@ def folder(recording):
 @pytest.fixture(scope="module")
 def subject(folder):
     source = read_source("bigmoeonedge", folder / "qwen.route.csv")
-    return Subject.of(trace_of_records(source.manifest, source.records))
+    return PreparedTrace.of(trace_of_records(source.manifest, source.records))
 
 
 @pytest.mark.parametrize("name", POLICIES)

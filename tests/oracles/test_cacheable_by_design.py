@@ -14,7 +14,7 @@ import pytest
 
 from oled.policies.part import Retention
 from oled.sim.api import simulate
-from oled.sim.subject import Subject
+from oled.sim.prepared import PreparedTrace
 from oled.trace.importers import read_source
 from oled.trace.memory import trace_of_records
 
@@ -59,7 +59,7 @@ def subject(folder):
         for record in source.records
     )
     manifest = dataclasses.replace(source.manifest, geometry=geometry)
-    return Subject.of(trace_of_records(manifest, records))
+    return PreparedTrace.of(trace_of_records(manifest, records))
 
 
 def misses(subject, policy, capacity) -> float:

@@ -10,9 +10,9 @@ import matplotlib as mpl
 import pandas as pd
 import pytest
 
-style = importlib.import_module("oled._plots.style")
-fig05 = importlib.import_module("oled._plots.fig05")
-locality = importlib.import_module("oled._plots.locality")
+style = importlib.import_module("oled.bundled.plots.style")
+fig05 = importlib.import_module("oled.bundled.plots.fig05")
+locality = importlib.import_module("oled.bundled.plots.locality")
 
 
 def table(references: bool = True) -> pd.DataFrame:
@@ -73,7 +73,7 @@ def lightness(color: str) -> float:
 
 
 def test_the_policies_of_the_demo_differ_without_colour():
-    from oled.demo import POLICIES
+    from oled.studies.demo import POLICIES
 
     looks = [style.look(policy) for policy in POLICIES]
     for at, one in enumerate(looks):
@@ -84,7 +84,7 @@ def test_the_policies_of_the_demo_differ_without_colour():
 
 @pytest.mark.parametrize("study", ["fig15", "fig16", "fig17", "fig18"])
 def test_lines_of_a_figure_differ_without_colour(study):
-    module = importlib.import_module(f"oled._experiments.{study}")
+    module = importlib.import_module(f"oled.bundled.experiments.studies.{study}")
     policies = getattr(module, "POLICIES", None) or module.RETENTIONS[:-1]
     looks = [style.look(policy) for policy in policies]
     for at, one in enumerate(looks):
@@ -147,7 +147,7 @@ def test_locality_of_one_request_has_no_intervals(seen):
 
 @pytest.mark.parametrize("name", ["fig05", "locality"])
 def test_a_figure_says_what_it_needs_and_what_it_shows(name):
-    module = importlib.import_module(f"oled._plots.{name}")
+    module = importlib.import_module(f"oled.bundled.plots.{name}")
     assert module.NEEDS
     assert module.__doc__.partition("\n")[0].endswith(".")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halves.fitting import fitting
+from altered.split.fitting import fitting
 
 from oled.errors import UserError
 from oled.policies import retention
@@ -21,7 +21,7 @@ from oled.policies.composition import Composition, composition_names, load_compo
 from oled.policies.interface import Kernel
 from oled.policies.part import Part
 from oled.sim.api import simulate
-from oled.sim.subject import Subject
+from oled.sim.prepared import PreparedTrace
 from oled.trace.schema import Geometry
 from oled.trace.synthetic import LAYERED, Workload, synthetic_trace, write_synthetic
 
@@ -42,13 +42,15 @@ KERNELS = ("observe", "watch", "allocate", "dispatch", "ask")
 
 
 @pytest.fixture(scope="module")
-def traces() -> tuple[Subject, Subject]:
+def traces() -> tuple[PreparedTrace, PreparedTrace]:
     """What is judged, and what is learned from: other requests of the same made-up model."""
     judged, learned = (synthetic_trace(TOY, LOAD, LAYERED, seed=seed) for seed in (1, 2))
-    return Subject.of(judged), Subject.of(learned)
+    return PreparedTrace.of(judged), PreparedTrace.of(learned)
 
 
-def run(policy: str | Composition, traces: tuple[Subject, Subject], **fields: Any) -> str:
+def run(
+    policy: str | Composition, traces: tuple[PreparedTrace, PreparedTrace], **fields: Any
+) -> str:
     """A digest of all that happened: decisions, counts and times."""
     options = {"slots": 5, "staging": 2, "references": False, "plans": True, **fields}
     result = simulate(fitting(traces[0], policy), policy, calibration=traces[1], **options)
@@ -118,5 +120,5 @@ def test_every_retention_is_used_by_a_composition() -> None:
 
 if __name__ == "__main__":
     folders = Path(sys.argv[1])
-    subjects = (Subject.of(folders / "judged"), Subject.of(folders / "learned"))
+    subjects = (PreparedTrace.of(folders / "judged"), PreparedTrace.of(folders / "learned"))
     print(json.dumps({name: run(name, subjects) for name in NAMES}))

@@ -33,7 +33,7 @@ def refine(
 ) -> tuple[list[int], list[float], Queue]:
     """What is asked for at `layer` of two, with 0 and 1 resident in the layer that is due.
 
-    Said here: expert 3 gets 4 and expert 5 gets 2 in all, of 4 tokens.
+    RouterOutput here: expert 3 gets 4 and expert 5 gets 2 in all, of 4 tokens.
     """
     here = make_step([0], layer=layer, tokens=4, clock=1)
     steps = [here]

@@ -12,7 +12,7 @@ from oled.errors import UserError
 from oled.policies.composition import Composition, load_composition
 from oled.policies.files import read_policy
 from oled.sim.api import simulate
-from oled.sim.subject import Subject
+from oled.sim.prepared import PreparedTrace
 from oled.trace import trace_of_records
 from oled.trace.synthetic import LAYERED, Workload, synthetic, synthetic_manifest
 
@@ -30,7 +30,7 @@ def records() -> list[Any]:
 def metrics(records: list[Any], policy: Any, *, ordered: bool = True) -> dict[str, Any]:
     about = synthetic_manifest(TOY, Workload(), LAYERED, seed=0, model_seed=0)
     trace = trace_of_records(replace(about, ordered=ordered), records)
-    found = simulate(Subject.of(trace), policy, slots=5, references=False).metrics
+    found = simulate(PreparedTrace.of(trace), policy, slots=5, references=False).metrics
     return {key: found[key] for key in ("tpot_ns", "hit_rate", "cpu_executions", "transfers")}
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from oled.sim.api import simulate
+from oled.sim.prepared import PreparedTrace
 from oled.sim.result import Result
-from oled.sim.subject import Subject
 from oled.trace.schema import Geometry
 from oled.trace.synthetic import Workload, synthetic_trace
 
@@ -29,11 +29,11 @@ LOAD = Workload(requests=3, blocks=4, horizons=3, scores=64)
 
 
 @pytest.fixture(scope="module")
-def traces() -> tuple[Subject, Subject]:
-    return tuple(Subject.of(synthetic_trace(GEOMETRY, LOAD, seed=seed)) for seed in (1, 2))  # type: ignore[return-value]
+def traces() -> tuple[PreparedTrace, PreparedTrace]:
+    return tuple(PreparedTrace.of(synthetic_trace(GEOMETRY, LOAD, seed=seed)) for seed in (1, 2))  # type: ignore[return-value]
 
 
-def run(policy: Any, traces: tuple[Subject, Subject], **fields: Any) -> Result:
+def run(policy: Any, traces: tuple[PreparedTrace, PreparedTrace], **fields: Any) -> Result:
     return simulate(traces[0], policy, calibration=traces[1], references=False, **fields)
 
 

@@ -10,8 +10,8 @@ import pytest
 from oled.policies.allocation.whole_layers import WholeLayers
 from oled.policies.interface import ON_CPU, TRANSFER
 from oled.sim.api import simulate
+from oled.sim.prepared import PreparedTrace
 from oled.sim.result import Result
-from oled.sim.subject import Subject
 from oled.trace.schema import Phase
 from oled.trace.synthetic import Workload, synthetic_trace
 
@@ -19,12 +19,12 @@ from .test_prefetch_worth import GEOMETRY
 
 
 @pytest.fixture(scope="module")
-def traces() -> tuple[Subject, Subject]:
+def traces() -> tuple[PreparedTrace, PreparedTrace]:
     load = Workload(requests=2, blocks=3, horizons=3, scores=64)
-    return tuple(Subject.of(synthetic_trace(GEOMETRY, load, seed=seed)) for seed in (1, 2))  # type: ignore[return-value]
+    return tuple(PreparedTrace.of(synthetic_trace(GEOMETRY, load, seed=seed)) for seed in (1, 2))  # type: ignore[return-value]
 
 
-def run(policy: Any, traces: tuple[Subject, Subject], **fields: Any) -> Result:
+def run(policy: Any, traces: tuple[PreparedTrace, PreparedTrace], **fields: Any) -> Result:
     options = {"slots": 16, "references": False, "plans": True, **fields}
     return simulate(traces[0], policy, calibration=traces[1], **options)
 

@@ -28,8 +28,7 @@ from oled.trace.check import check
 from oled.trace.manifest import Status, read_manifest
 from oled.trace.reader import load
 from oled.trace.schema import Phase, WeightKind
-
-from .conftest import EOS, MASK
+from tests.running.conftest import EOS, MASK
 
 PROMPTS = [
     plain_prompt("How many pears?", " 33, she said."),
@@ -125,7 +124,7 @@ def test_a_crash_leaves_a_partial_trace(
 ENDLESS = """
 import sys, torch
 sys.path.insert(0, {folder!r})
-from record.conftest import build
+from running.conftest import build
 from record import conftest
 from oled.record import BlockDiffusion, LoadedModel, overhead, plain_prompt, record
 overhead.MAX_PASSES = 1

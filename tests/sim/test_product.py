@@ -7,13 +7,13 @@ import json
 
 import numpy as np
 import pytest
-from halves.fitting import fitting
+from altered.split.fitting import fitting
 
 from oled.errors import UserError
 from oled.policies.composition import composition_names
 from oled.sim.api import simulate
 from oled.sim.metrics import DECODING, count_metrics
-from oled.sim.subject import Subject
+from oled.sim.prepared import PreparedTrace
 from oled.trace.memory import select_requests
 from oled.trace.schema import Geometry, Phase
 from oled.trace.synthetic import LAYERED, Workload, synthetic_trace
@@ -71,7 +71,7 @@ def traces():
 
 @pytest.fixture(scope="module")
 def subjects(traces):
-    return tuple(Subject.of(trace) for trace in traces)
+    return tuple(PreparedTrace.of(trace) for trace in traces)
 
 
 def run(subjects, policy, **fields):
@@ -137,7 +137,7 @@ def test_intervals_contain_the_point(subjects):
 
 
 def test_one_request_has_no_interval(traces, subjects):
-    alone = Subject.of(select_requests(traces[0], [0]))
+    alone = PreparedTrace.of(select_requests(traces[0], [0]))
     found = simulate(alone, "inter_iteration", slots=5, references=False).metrics
     assert found["tpot_ns_low"] is None
 
@@ -176,13 +176,13 @@ def test_a_request_that_starts_afresh_is_as_if_alone(policy, traces, subjects):
     (The dial draws its luck by the number of the layer-step, so it is left out.)
     """
     together = run(subjects, policy).forward_ns[subjects[0].steps.request == 2]
-    alone = (Subject.of(select_requests(traces[0], [2])), subjects[1])
+    alone = (PreparedTrace.of(select_requests(traces[0], [2])), subjects[1])
     assert run(alone, policy).forward_ns.tolist() == together.tolist()
 
 
 @pytest.mark.parametrize("policy", ["inter_iteration", "oled", "moe_infinity", "promoe", "lfu"])
 def test_one_request_is_the_same_in_both_lifecycles(policy, traces, subjects):
-    alone = (Subject.of(select_requests(traces[0], [1])), subjects[1])
+    alone = (PreparedTrace.of(select_requests(traces[0], [1])), subjects[1])
     afresh, on = (run(alone, policy, lifecycle=kind) for kind in ("request", "persistent"))
     changed = {"wall_s", "provenance"}
     for name in set(afresh.metrics) - changed:

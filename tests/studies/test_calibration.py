@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 
 from oled.models.catalogue import model_geometry
-from oled.studies import NOT
+from oled.studies.reproduce import NOT
 from oled.trace.synthetic import Synthetic, synthetic_trace
 from oled.trace.synthetic.named import geometry_of
 
-locality = importlib.import_module("oled._experiments.locality")
+locality = importlib.import_module("oled.bundled.experiments.studies.locality")
 
 SLACK = 0.03
 """Share of a range's ends that a small sample may lie outside of it."""

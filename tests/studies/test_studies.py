@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from oled import results
 from oled.errors import UserError
 from oled.paths import studies
-from oled.report import as_html, report
-from oled.studies import (
+from oled.results import table as results
+from oled.results.report import as_html, report
+from oled.studies.reproduce import (
     DIRECTION,
     NOT,
     REPRODUCED,
@@ -116,7 +116,7 @@ def test_every_study_has_what_reproduce_needs() -> None:
     import importlib
 
     for name in studies():
-        module = importlib.import_module(f"oled._experiments.{name}")
+        module = importlib.import_module(f"oled.bundled.experiments.studies.{name}")
         for part in ("TITLE", "rows", "draw", "summary", "claims"):
             assert hasattr(module, part), f"{name} has no {part}"
 

@@ -10,15 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from oled._experiments.recorded import problems
+from oled.bundled.experiments.studies.recorded import problems
 from oled.paths import traces_dir
-from oled.studies import reproduce
+from oled.studies.reproduce import reproduce
 from oled.sweeps import Workers
 from oled.trace import load
 from oled.trace.synthetic import Synthetic
 
-heads = importlib.import_module("oled._experiments.synthetic_heads")
-study = importlib.import_module("oled._experiments.systems")
+heads = importlib.import_module("oled.bundled.experiments.studies.synthetic_heads")
+study = importlib.import_module("oled.bundled.experiments.studies.systems")
 
 OF_THE_ISSUE = (
     *("saem", "saem_oracle", "temporal_router", "spatio_temporal_router", "spice", "spice_exact"),

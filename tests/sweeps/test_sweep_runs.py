@@ -9,9 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from oled import results, simulate
+from oled import simulate
 from oled.errors import UserError
-from oled.sim import again
+from oled.results import table as results
+from oled.sim import clock_replay as again
 from oled.sweeps import Configuration, Workers, product, run, sweep
 from oled.sweeps.journal import DECLARATION, ROWS
 

@@ -13,7 +13,7 @@ from small import diffusion, geometry, manifest, write
 from oled.errors import UserError
 from oled.policies.composition import load_composition
 from oled.sim.api import simulate
-from oled.sim.subject import Subject
+from oled.sim.prepared import PreparedTrace
 from oled.trace import (
     ConfidenceKind,
     Kept,
@@ -263,7 +263,7 @@ def made(tmp_path: Path, **changes: Any) -> Path:
 def test_policies_refuse_by_name(tmp_path: Path, changes, policy, message) -> None:
     source = made(tmp_path, **changes)
     if message is None:
-        assert not load_composition(policy).needs & Subject.of(source).lacks
+        assert not load_composition(policy).needs & PreparedTrace.of(source).lacks
     else:
         with pytest.raises(UserError, match=message):
             simulate(source, policy, slots=4)

@@ -19,7 +19,7 @@ from sources import (
     token_record,
 )
 
-from oled.sim.subject import Subject
+from oled.sim.prepared import PreparedTrace
 from oled.trace import NO_EXPERT, Phase, TokenState, TraceError, build_steps, load
 from oled.trace.check import check
 from oled.trace.importers import import_trace, read_source
@@ -146,7 +146,7 @@ def test_stat_dumps_lose_the_order(tmp_path: Path, two_passes) -> None:
     assert check(tmp_path / "t").ok
     assert not trace.manifest.ordered
     assert trace.forwards.tokens.tolist() == [2, 5]
-    assert "order" in Subject.of(trace).lacks
+    assert "order" in PreparedTrace.of(trace).lacks
     vouched = load(import_trace("sglang_dump", file, tmp_path / "u", options | {"ordered": "yes"}))
     assert vouched.manifest.ordered
     # four ranks of one tensor-parallel group, added up by the recorder

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from small import PAD, PROMPT, assert_holds, diffusion, geometry, manifest, record, routes, write
 
-from oled._plots.locality import draw
+from oled.bundled.plots.locality import draw
 from oled.sim.api import simulate
 from oled.trace import NO_EXPERT, Phase, RouterScores, TraceError, TraceWriter, build_steps, load
 from oled.trace.check import check

@@ -6,8 +6,8 @@ import importlib
 
 import pytest
 
-figure = importlib.import_module("oled._plots.validate")
-style = importlib.import_module("oled._plots.style")
+figure = importlib.import_module("oled.bundled.plots.validate")
+style = importlib.import_module("oled.bundled.plots.style")
 
 
 def row(policy: str, slots: int, error: float | None) -> dict:

@@ -17,9 +17,9 @@ from oled.live.routing import cut
 from oled.models.catalogue import model_geometry
 from oled.policies.composition import Composition, load_composition
 from oled.sim.prepare import Replay, replay_steps
+from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
-from oled.sim.subject import Subject
 from oled.validate.judge import DISTURBED_NS, Pair, judge, ranking, row
 from oled.validate.pace import Pace
 from oled.validate.pairs import work_ns
@@ -38,12 +38,12 @@ REPEATS = 3
 
 @pytest.fixture(scope="module")
 def steps():
-    return cut(Subject.of("demo").steps, 0, 24)
+    return cut(PreparedTrace.of("demo").steps, 0, 24)
 
 
 @pytest.fixture(scope="module")
 def costs(steps):
-    trace = Subject.of("demo")
+    trace = PreparedTrace.of("demo")
     found = Pace(3.0).of(
         build_costs(
             trace.geometry,

@@ -24,9 +24,9 @@ from oled.policies.prefetch.none import NoPrefetch
 from oled.sim import clock, lanes, replay
 from oled.sim.calibration import Calibration
 from oled.sim.prepare import Replay, replay_steps
+from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
 from oled.sim.slots import parse_slots
-from oled.sim.subject import Subject
 from oled.trace.steps import Steps
 from oled.validate.pace import Pace
 
@@ -35,13 +35,13 @@ FORWARDS = 6
 
 
 def steps() -> Steps:
-    return cut(Subject.of("demo").steps, 0, FORWARDS)
+    return cut(PreparedTrace.of("demo").steps, 0, FORWARDS)
 
 
 def costs(steps: Steps) -> CostTables:
     """A machine whose CPU and link slow each other down, and that decides in next to no time."""
     found = build_costs(
-        Subject.of("demo").geometry,
+        PreparedTrace.of("demo").geometry,
         steps.tokens,
         steps.context,
         int(steps.tokens.max()),
@@ -56,7 +56,7 @@ def simulated(steps: Steps, costs: CostTables, policy: str, slots: int, **parts:
     settings = Settings(slots=slots, plans=True, timeline=(0, steps.num_forwards))
     budget = parse_slots(slots, "layer", steps.num_experts, costs.expert_bytes)
     composition = dataclasses.replace(load_composition(policy), **parts)
-    learned = Calibration.from_steps(Subject.of("calibration").steps)
+    learned = Calibration.from_steps(PreparedTrace.of("calibration").steps)
     return replay_steps(steps, costs, composition, budget, settings, learned)
 
 

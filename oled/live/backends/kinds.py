@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from oled.errors import UserError, nearest
+from oled.hardware.this_machine import processor
 from oled.live.backends import Backend
 from oled.live.backends.emulated import Emulated
-from oled.live.machine import processor
 from oled.live.store import HostStore, Preflight, free_host_memory
 from oled.policies.interface import Costs
 

@@ -19,7 +19,7 @@ UNROLLED = 4
 class Process:
     """Parameters of the process; the defaults are the fit to LLaDA2.0-mini's published figures.
 
-    `experiments/fit_workload.py` is how they were found.
+    `experiments/training/fit_workload.py` is how they were found.
     """
 
     dimensions: int = 48  # a multiple of UNROLLED

@@ -1,0 +1,1 @@
+"""Measure what a change of the routed experts does to a model's text."""

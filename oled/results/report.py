@@ -1,0 +1,120 @@
+"""`report`: tables, figures and provenance of a folder as one HTML page that needs no other file.
+
+A folder of studies has `table.md` and a figure each; a sweep has `results.parquet` alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import jinja2
+
+from oled.errors import UserError
+from oled.results import table as results
+
+PAGE = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{{ title }}</title>
+<style>
+body { font: 15px/1.5 sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222 }
+table { border-collapse: collapse; margin: 1em 0; font-size: 13px }
+table { display: block; overflow-x: auto }
+th, td { border: 1px solid #ccc; padding: .2em .6em; text-align: left; vertical-align: top }
+th { background: #f4f4f4 }
+img { max-width: 100%; max-height: 42em; display: block; margin: 1em 0 }
+pre { overflow-x: auto; font-size: 13px }
+nav { columns: 3 }
+</style>
+<h1>{{ title }}</h1>
+<nav>{% for part in parts %}<a href="#{{ part.name }}">{{ part.name }}</a><br>{% endfor %}</nav>
+{% for part in parts %}
+<section id="{{ part.name }}">
+{{ part.text | safe }}
+{% for image in part.images %}<img alt="{{ part.name }}" src="data:image/png;base64,{{ image }}">
+{% endfor %}</section>
+{% endfor %}
+</html>
+"""
+
+
+def report(folder: Path) -> Path:
+    """FOLDER/report.html, of the folder's own results and of those one level below."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder")
+    places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    parts = [
+        {
+            "name": place.name,
+            "text": _text(place),
+            "images": [_base64(file) for file in sorted(place.glob("*.png"))],
+        }
+        for place in places
+        if (place / "table.md").is_file() or (place / results.TABLE).is_file()
+    ]
+    if not parts:
+        raise UserError(f"{folder}: holds no results; `oled reproduce` and `oled sweep` write some")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page = environment.from_string(PAGE).render(title=f"Results: {folder.name}", parts=parts)
+    file = folder / "report.html"
+    beside = folder / ".report.html"
+    beside.write_text(page, encoding="utf-8")
+    beside.replace(file)
+    return file
+
+
+def _base64(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()
+
+
+def _text(folder: Path) -> str:
+    page, heading = folder / "table.md", f"<h2>{html.escape(folder.name)}</h2>\n"
+    if page.is_file():
+        text = page.read_text(encoding="utf-8")
+        return ("" if text.startswith("#") else heading) + "\n".join(as_html(text))
+    table = results.read_table(folder)
+    shown = results.as_text(table, ["overrides"] if "overrides" in table else ["policy", "slots"])
+    return f"{heading}<pre>{html.escape(shown)}</pre>"
+
+
+def as_html(text: str) -> Iterator[str]:
+    """The little Markdown that studies write: headings, tables, lists, paragraphs, code, stress."""
+    for kind, group in groupby(text.splitlines(), key=_kind):
+        lines = list(group)
+        if kind == "heading":
+            for line in lines:
+                marks, _, words = line.partition(" ")
+                yield f"<h{len(marks) + 1}>{_inline(words)}</h{len(marks) + 1}>"
+        elif kind == "table":
+            cells = [line.strip()[1:-1].split(" | ") for line in lines]
+            yield "<table>"
+            yield _row(cells[0], "th")
+            yield from (_row(row, "td") for row in cells[2:])
+            yield "</table>"
+        elif kind == "list":
+            items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
+            yield f"<ul>{items}</ul>"
+        elif kind == "text":
+            yield f"<p>{_inline(' '.join(lines))}</p>"
+
+
+def _kind(line: str) -> str:
+    starts = {"#": "heading", "|": "table", "-": "list", "": "blank"}
+    return starts.get(line[:1], "text")
+
+
+def _row(cells: list[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{_inline(cell.strip())}</{tag}>" for cell in cells) + "</tr>"
+
+
+def _inline(text: str) -> str:
+    escaped = html.escape(text, quote=False)
+    escaped = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)
+    return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", escaped)

@@ -1,0 +1,1 @@
+"""A model at work: its modules, decoding loops, hooks, and what they saw."""

@@ -1,0 +1,81 @@
+"""What both decoding loops share: who writes, what ends, and the greedy choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from oled.errors import UserError
+from oled.running.decode.batch import Confidence, Ids, Request
+
+
+class Mode(StrEnum):
+    """Who writes the tokens. Where they are written is always the model's choice."""
+
+    FREE = "free"  # the model
+    FORCED = "forced"  # the reference answer
+
+
+def require(allowed: bool, key: str, value: Any, what: str) -> None:
+    """Refuse a setting in one line."""
+    if not allowed:
+        raise UserError(f"decode.{key} is {value}; it must be {what}")
+
+
+def canvas_length(model: PreTrainedModel) -> int | None:
+    """Tokens of a canvas, of a model that denoises them; None of any other."""
+    length: int | None = model.config.to_dict().get("canvas_length")
+    return length
+
+
+def refuse_canvas(model: PreTrainedModel) -> None:
+    """For loops over one stack of layers."""
+    if canvas_length(model) is not None:
+        raise UserError(
+            f"'{model.config.model_type}' denoises whole canvases: use decode=canvas_diffusion"
+        )
+
+
+def end_tokens(
+    given: tuple[int, ...] | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
+    """Those given, else all that the tokenizer and the model know, the tokenizer's first."""
+    if given is not None:
+        return given
+    known: list[Any] = [tokenizer.eos_token_id, model.config.get_text_config().eos_token_id]
+    if model.can_generate():
+        known.append(model.generation_config.eos_token_id)
+    flat = [one for entry in known for one in (entry if isinstance(entry, Iterable) else (entry,))]
+    return tuple(dict.fromkeys(int(one) for one in flat if one is not None))
+
+
+def script_of(mode: Mode, request: Request, length: int, eos_ids: tuple[int, ...]) -> Ids | None:
+    """What forced decoding writes at each of `length` positions: the reference, then end tokens."""
+    if mode is Mode.FREE:
+        return None
+    if request.reference is None:
+        raise UserError(
+            f"prompt {request.index} has no reference answer: decode.mode=forced needs one"
+        )
+    if not eos_ids:
+        raise UserError("decode.mode=forced needs an end token: give decode.eos_ids")
+    whole = np.concatenate((request.prompt, request.reference))
+    script = np.full(max(length, len(whole)), eos_ids[0], dtype=np.int64)
+    script[: len(whole)] = whole
+    return script[:length]
+
+
+@torch.inference_mode()
+def choose(logits: Tensor, mask_id: int | None = None) -> tuple[Confidence, Ids]:
+    """Probability and id of the likeliest token over the last dimension, never the mask."""
+    logits = logits.float()
+    if mask_id is not None:
+        logits = logits.index_fill(-1, torch.tensor(mask_id, device=logits.device), -torch.inf)
+    best = logits.softmax(-1).max(-1)
+    return best.values.cpu().numpy(), best.indices.cpu().numpy()

@@ -1,0 +1,66 @@
+"""When a draft ends: the stop rule of DraftExpert (arXiv 2607.24434), and the set it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oled.errors import UserError
+from oled.running.decode.batch import Request
+from oled.running.decode.common import require
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How far a draft goes ahead of the model.
+
+    A drafted state is given up, and the draft ends, where its confidence is below `confidence`
+    (tau) *and* verifying it would need more than `growth` experts, over all layers, that the states
+    before it do not need (B, here the same for all states). Neither number is public.
+    *Reconstruction*: a state's growth is known once the draft has run on it; the first state is
+    where the model stands, so it is always verified. A verification has at most `most` states.
+    """
+
+    experts: str | None = "bundled"  # a file of draft experts; None: shared and best routed alone
+    confidence: float = 0.8
+    growth: int = 16
+    most: int = 8
+
+    def __post_init__(self) -> None:
+        require(0 <= self.confidence <= 1, "draft.confidence", self.confidence, "in 0..1")
+        require(self.growth >= 0, "draft.growth", self.growth, "0 or more")
+        require(self.most >= 1, "draft.most", self.most, "at least 1")
+
+    def stops(self, confidence: float, growth: int) -> bool:
+        """Whether a state of this confidence, which adds so many experts, is not worth it."""
+        return confidence < self.confidence and growth > self.growth
+
+
+class VerifySet:
+    """The experts that verifying the states of one draft is predicted to need."""
+
+    def __init__(self, settings: Drafting) -> None:
+        self._settings = settings
+        self._experts: Flags | None = None  # [L, E], none before the first state
+
+    def keeps(self, confidence: float, experts: Flags) -> bool:
+        """Whether the next state, which needs `experts` [L, E], is verified, too."""
+        if self._experts is None:
+            self._experts = experts
+            return True
+        growth = int((experts & ~self._experts).sum())
+        if self._settings.stops(confidence, growth):
+            return False
+        self._experts = self._experts | experts
+        return True
+
+
+def refuse_batches(requests: Sequence[Request]) -> None:
+    """Rows of a batch would accept different numbers of steps, and no longer run in lockstep."""
+    if len(requests) > 1:
+        raise UserError("drafts are verified one prompt at a time: use batch_size=1")

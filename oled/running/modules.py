@@ -1,0 +1,156 @@
+"""Where the experts of a transformers model are, and the geometry that follows from them.
+
+Shapes: E routed experts of a layer, H hidden size, I width of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from oled.errors import UserError
+from oled.models.catalogue import MODELS
+from oled.running.families import read_family
+from oled.trace.schema import Geometry
+
+_ROUTER_NAMES = ("gate", "router")  # beside the experts, in every family with fused experts
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsModule:
+    """Where a layer's experts are called."""
+
+    name: str  # of the experts module
+    experts: nn.Module
+    router: nn.Module | None
+
+    def plain_forward(self) -> Callable[..., Any]:
+        """The experts' own forward, below transformers' dispatcher."""
+        forward: Any = type(self.experts).forward
+        if not hasattr(forward, "__wrapped__"):
+            raise UserError(
+                f"{self.name}: {type(self.experts).__name__} does not dispatch through "
+                f"ALL_EXPERTS_FUNCTIONS; its routing can not be recorded"
+            )
+        return forward.__wrapped__  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeLayer:
+    """The routed part of one layer.
+
+    It has several places where a model has several stacks of layers over the same weights, such as
+    DiffusionGemma's encoder and decoder; a forward goes through one of them.
+    """
+
+    layer: int  # absolute
+    places: tuple[ExpertsModule, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the experts module; the first, where there are several."""
+        return self.places[0].name
+
+    @property
+    def experts(self) -> nn.Module:
+        """The module that holds the weights; the first, where several share them."""
+        return self.places[0].experts
+
+    @property
+    def num_experts(self) -> int:
+        """E, read from the weights, so that pruned layers count right."""
+        return int(self.experts.get_parameter("down_proj").shape[0])
+
+
+def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
+    """All layers with routed experts, in order. Works on a model on the meta device, too."""
+    found: dict[int, list[ExpertsModule]] = {}
+    for name, module in model.named_modules():
+        if not _holds_experts(module):
+            continue
+        block = dict(model.get_submodule(name.rpartition(".")[0]).named_children())
+        router = next((block[key] for key in _ROUTER_NAMES if key in block), None)
+        place = ExpertsModule(name, module, router)
+        place.plain_forward()  # refuses what does not go through the dispatcher
+        found.setdefault(_layer_id(name), []).append(place)
+    for layer, places in found.items():
+        _refuse_strangers(layer, places)
+    return tuple(MoeLayer(layer, tuple(found[layer])) for layer in sorted(found))
+
+
+def _refuse_strangers(layer: int, places: Sequence[ExpertsModule]) -> None:
+    """Experts of one layer must be the same weights: they are cached and copied as one."""
+    first, *others = places
+    for other in others:
+        for name, parameter in first.experts.named_parameters(recurse=False):
+            if other.experts.get_parameter(name) is not parameter:
+                raise UserError(
+                    f"layer {layer} has two sets of experts, {first.name} and {other.name}: "
+                    f"models of several stacks are recorded only where these share their weights"
+                )
+
+
+def _holds_experts(module: nn.Module) -> bool:
+    """Fused experts are a module with a 3-D parameter `down_proj` (E first)."""
+    own = dict(module.named_parameters(recurse=False))
+    return "down_proj" in own and own["down_proj"].ndim == 3
+
+
+def _layer_id(name: str) -> int:
+    for part in name.split("."):
+        if part.isdigit():
+            return int(part)
+    raise UserError(f"the experts module '{name}' has no layer number in its name")
+
+
+def geometry_of(model: PreTrainedModel, expert_dtype: torch.dtype | None = None) -> Geometry:
+    """Read the geometry off the weights.
+
+    `expert_dtype` is the one to count bytes in: a model that is run in fp32 on a CPU but stored in
+    bf16 would be offloaded in bf16. By default the loaded one.
+    """
+    layers = moe_layers(model)
+    if not layers:
+        raise UserError(f"{type(model).__name__} has no routed experts")
+    config = model.config.get_text_config()
+    family = read_family(config)
+    down = layers[-1].experts.get_parameter("down_proj")  # [E, H, I]
+    geometry = Geometry(
+        moe_layers=tuple(entry.layer for entry in layers),
+        experts_per_layer=tuple(entry.num_experts for entry in layers),
+        top_k=family.top_k,
+        expert_bytes=tuple(_expert_bytes(entry, expert_dtype) for entry in layers),
+        num_layers=config.num_hidden_layers,
+        shared_experts=family.shared_experts,
+        hidden_size=config.hidden_size,
+        moe_intermediate_size=down[0].numel() // config.hidden_size,
+    )
+    return replace(geometry, name=_catalogue_name(geometry))
+
+
+def _catalogue_name(geometry: Geometry) -> str | None:
+    """The known model of this very shape."""
+    for model in MODELS.values():
+        experts = (model.num_experts,) * len(model.moe_layers)
+        if (
+            (model.num_layers, model.moe_layers) == (geometry.num_layers, geometry.moe_layers)
+            and (experts, model.top_k) == (geometry.experts_per_layer, geometry.top_k)
+            and model.hidden_size == geometry.hidden_size
+            and model.moe_intermediate_size == geometry.moe_intermediate_size
+        ):
+            return model.name
+    return None
+
+
+def _expert_bytes(layer: MoeLayer, dtype: torch.dtype | None) -> int:
+    """Bytes of one expert: its share of every stacked parameter, biases included."""
+    size = 0
+    for parameter in layer.experts.parameters(recurse=False):
+        if parameter.shape[0] == layer.num_experts:
+            size += parameter[0].numel() * (dtype or parameter.dtype).itemsize
+    return size

@@ -1,0 +1,25 @@
+"""From what a router returns to the scores of the experts, before and after its bias."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from oled.running.families import Scoring
+
+_SELECTION_BIAS = ("e_score_correction_bias", "expert_bias")
+
+
+def router_scores(
+    scoring: Scoring | None, router: nn.Module, logits: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The score [N, E] of every expert, and what the router chooses by where that is biased."""
+    match scoring:
+        case Scoring.SIGMOID:
+            values = logits.float().sigmoid()
+        case Scoring.PROBABILITIES:
+            values = logits.float()
+        case _:
+            values = logits.float().softmax(-1)
+    buffers = dict(router.named_buffers(recurse=False))
+    bias = next((buffers[key] for key in _SELECTION_BIAS if key in buffers), None)
+    return values, None if bias is None else values + bias

@@ -1,0 +1,1 @@
+"""The demo, and the studies of experiments/studies/ with their figures."""
