@@ -35,6 +35,7 @@ from predictor_surrogates import surrogates_of
 from torch import Tensor
 from torch.nn import functional
 
+from oled.atomic import replaced_file
 from oled.record import LoadedModel, load_model, load_prompts
 from oled.running.dispatch import experts_of
 from oled.running.families import Scoring, read_family
@@ -128,9 +129,8 @@ def kept_features(
         if kept.pop("key") == key:
             return Features(**kept)
     features = make()
-    draft = file.with_suffix(".new")
-    torch.save({"key": key, **{n: getattr(features, n) for n in Features.__slots__}}, draft)
-    draft.replace(file)
+    with replaced_file(file) as draft:
+        torch.save({"key": key, **{n: getattr(features, n) for n in Features.__slots__}}, draft)
     return features
 
 

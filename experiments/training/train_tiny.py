@@ -38,6 +38,8 @@ from tiny_recipe import RECIPES, Recipe, initial_model
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from oled.atomic import replaced_file
+
 log = logging.getLogger("train_tiny")
 
 
@@ -107,9 +109,8 @@ class Trainer:
             "step": self.step,
             "spent_s": self.spent_s,
         }
-        draft = self.checkpoint.with_suffix(".new")
-        torch.save(state, draft)
-        draft.replace(self.checkpoint)
+        with replaced_file(self.checkpoint) as draft:
+            torch.save(state, draft)
 
     def loss(self, progress: float) -> tuple[Tensor, Tensor | None]:
         """Loss of this step's windows, and which of the tokens that the routers saw are masked."""

@@ -23,8 +23,8 @@ from oled.hardware.tables import matching
 from oled.models.catalogue import ModelGeometry
 from oled.trace.schema import Geometry, Phase
 from oled.trace.steps import Steps
+from oled.types import Ints
 
-Ints = NDArray[np.int64]
 Kernel = Literal["tuned", "torch"]
 
 

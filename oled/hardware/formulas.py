@@ -7,14 +7,11 @@ sources. `reference/hardware.md` has the fits.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.hardware.profile import Profile
 from oled.hardware.shape import ExpertShape
 from oled.models.catalogue import ModelGeometry, model_geometry
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from oled.types import Doubles, Ints
 
 OVERLAP_POWER = 1.5
 """Reading weights and arithmetic overlap in part: time = (read^p + arithmetic^p)^(1/p).
@@ -46,7 +43,7 @@ DENSE_PARAMS = (moe_layer_params(_MINI), moe_layer_params(_FLASH))
 """Weights of the layers that `dense_layer_mini` and `dense_layer_flash` were derived for."""
 
 
-def gpu_group(profile: Profile, expert: ExpertShape, tokens: Ints, active: Ints) -> Floats:
+def gpu_group(profile: Profile, expert: ExpertShape, tokens: Ints, active: Ints) -> Doubles:
     """One launch group: `moe_t0`, then the weights of `active` experts for `tokens` tokens.
 
     Every token carries top_k (token, expert) pairs. A launch takes at least 1 ns.
@@ -60,7 +57,7 @@ def gpu_group(profile: Profile, expert: ExpertShape, tokens: Ints, active: Ints)
     return np.asarray(max(1.0, profile.moe_t0.base) + work)
 
 
-def cpu_expert(profile: Profile, expert: ExpertShape, tokens: Ints, tuned: bool) -> Floats:
+def cpu_expert(profile: Profile, expert: ExpertShape, tokens: Ints, tuned: bool) -> Doubles:
     """One expert on the CPU for `tokens` tokens: the larger of reading its weights and arithmetic.
 
     Tokens are padded to the tile of the matrix unit [KTA]. The framework kernel (not `tuned`) reads
@@ -97,7 +94,7 @@ def copy_wake(profile: Profile, pinned: bool) -> float:
     return max(0.0, profile.copy_isolated.base - profile.copy_queued.base) if pinned else 0.0
 
 
-def crossing(profile: Profile, size: Ints, inward: bool) -> Floats:
+def crossing(profile: Profile, size: Ints, inward: bool) -> Doubles:
     """Activations of `size` bytes between GPU and host: half the fixed round trip, and the bytes.
 
     Returns: float64[size].
@@ -108,7 +105,7 @@ def crossing(profile: Profile, size: Ints, inward: bool) -> Floats:
 
 def dense_layer(
     profile: Profile, model: ModelGeometry, params: int, tokens: Ints, context: Ints
-) -> Floats:
+) -> Doubles:
     """A layer without its routed experts, for forwards of `tokens` over `context` cached tokens.
 
     A line through the profile's two points (LLaDA2.0-mini and -flash) in bytes of weights, with the
@@ -158,7 +155,7 @@ def _kv_bytes(model: ModelGeometry) -> float:
     return model.kv_bytes_per_token / model.num_layers
 
 
-def head(profile: Profile, model: ModelGeometry, tokens: Ints, context: Ints) -> Floats:
+def head(profile: Profile, model: ModelGeometry, tokens: Ints, context: Ints) -> Doubles:
     """All of a forward outside its MoE layers: embedding, dense layers, final norm, lm_head.
 
     lm_head by bytes (vocabulary x hidden) against the mini's, or by arithmetic: logits are computed

@@ -8,15 +8,13 @@ from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.errors import UserError
 from oled.hardware.files import check_keys
 from oled.hardware.quantity import UNITS, Bound, Dimension, Tag
+from oled.types import Doubles, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Formula = Callable[[Ints, Ints], Floats]
+Formula = Callable[[Ints, Ints], Doubles]
 """Times, float64[tokens, active], for arrays of tokens and of active experts."""
 
 _KEYS = ("expert_bytes", "top_k", "tokens", "active", "time")
@@ -35,9 +33,9 @@ class MeasuredTable:
     top_k: int | None  # of a launch group; None for a CPU table
     tokens: tuple[int, ...]
     active: tuple[int, ...]
-    value: Floats
-    low: Floats
-    high: Floats
+    value: Doubles
+    low: Doubles
+    high: Doubles
     tag: Tag
     source: str
 
@@ -47,7 +45,7 @@ class MeasuredTable:
         times = ends.get(bound, self.value)
         return replace(self, value=times, low=times, high=times)
 
-    def lookup(self, formula: Formula, last_tokens: int, last_active: int) -> Floats:
+    def lookup(self, formula: Formula, last_tokens: int, last_active: int) -> Doubles:
         """Times for 0..last_tokens tokens and 0..last_active experts, ns.
 
         Bilinear inside the grid. Outside, the nearest time on its edge grows or shrinks as the
@@ -134,7 +132,7 @@ def _axis(values: Any, where: str) -> tuple[int, ...]:
     return axis
 
 
-def _grid(rows: Any, shape: tuple[int, int], where: str) -> Floats:
+def _grid(rows: Any, shape: tuple[int, int], where: str) -> Doubles:
     try:
         grid = np.array(rows, dtype=np.float64).reshape(shape)
     except (TypeError, ValueError) as error:
@@ -146,7 +144,7 @@ def _grid(rows: Any, shape: tuple[int, int], where: str) -> Floats:
     return grid
 
 
-def _filled(grid: Floats) -> Floats:
+def _filled(grid: Doubles) -> Doubles:
     """Cells that cannot occur take the time of the next row that was measured."""
     grid = grid.copy()
     for row in range(grid.shape[0] - 2, -1, -1):
@@ -154,6 +152,6 @@ def _filled(grid: Floats) -> Floats:
     return grid
 
 
-def _hats(nodes: tuple[int, ...], at: Ints) -> Floats:
+def _hats(nodes: tuple[int, ...], at: Ints) -> Doubles:
     """Weights of linear interpolation. Returns: float64[at, nodes]."""
     return np.stack([np.interp(at, nodes, unit) for unit in np.eye(len(nodes))], axis=1)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from oled.hardware import CostTables
 from oled.live.foresight import Foresight
-from oled.live.kernels import Ints
 from oled.live.link_replay import difference
 from oled.live.planlog import LinkLog, PlanLog
 from oled.live.store import Preflight
@@ -26,6 +25,7 @@ from oled.sim.settings import Settings
 from oled.sim.slots import Budget
 from oled.sim.timeline import Timeline, write_events
 from oled.trace.steps import Steps
+from oled.types import Ints
 
 _RATES = (
     "hit_rate",

@@ -25,9 +25,7 @@ from numba import types
 from numpy.typing import NDArray
 
 import oled._jit  # noqa: F401  (sets the folder of compiled code before the first decorator)
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
+from oled.types import Floats, Ints
 
 SILU, CLAMPED_SWIGLU = 0, 1
 

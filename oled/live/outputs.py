@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from oled.live.kernels import Floats
+from oled.types import Floats
 
 
 class Outputs:

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
-from oled.live.kernels import SILU, ExpertForm, Floats
+from oled.live.kernels import SILU, ExpertForm
 from oled.models.catalogue import ModelGeometry
 from oled.trace import Trace, batch
 from oled.trace.batch import lockstep
 from oled.trace.schema import Geometry
 from oled.trace.steps import Steps, rows_of_steps
+from oled.types import Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from oled.errors import UserError
 from oled.live.foresight import Foresight
 from oled.live.gates import RouterOutput
-from oled.live.kernels import Floats
 from oled.policies.interface import Step
 from oled.running.decode import Pass
 from oled.trace.kernels import aggregate
 from oled.trace.schema import Geometry
 from oled.trace.steps import Steps
+from oled.types import Floats
 
 _NO_FUTURE = np.zeros(0, np.int64)
 _NOTHING_FORESEEN = np.zeros(0, np.float32)

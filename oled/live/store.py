@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
-from oled.live.kernels import ExpertForm, Floats
+from oled.live.kernels import ExpertForm
+from oled.types import Floats
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MARGIN = 64 * 2**20  # left to the rest of the process

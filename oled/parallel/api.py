@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs, load_profile, load_runtime
@@ -26,8 +25,6 @@ from oled.results import table as results
 from oled.sim.metrics import tpot_ns
 from oled.sim.references import references
 from oled.trace import Trace, load
-
-Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.parallel.layout import Layout
 from oled.parallel.placement import LayerStep, Past
@@ -26,8 +25,7 @@ from oled.parallel.prices import Prices
 from oled.parallel.routing import Routing
 from oled.parallel.system import System
 from oled.parallel.transport import exchange
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 # Columns of Tally.forwards
 (

@@ -8,8 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from oled.types import Bools, Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

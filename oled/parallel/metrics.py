@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from oled.parallel import clock as c
 from oled.parallel.routing import Routing
 from oled.sim import metrics as m
 from oled.trace.schema import Phase
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 _COUNTS = {
     "layer_steps": c.LAYER_STEPS,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.hardware.costs import CostTables
 from oled.parallel.topology import Topology
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -12,13 +12,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace import NO_EXPERT, TokenState, Trace, batch, build_steps
 from oled.trace.batch import lockstep
 from oled.trace.steps import Steps, dense_layers
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -13,12 +13,9 @@ from __future__ import annotations
 import enum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.parallel.topology import Topology
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from oled.types import Bools, Ints
 
 
 class Transport(enum.StrEnum):

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from oled.atomic import write_text
 from oled.profiling.bench import Spread
 
 SOURCE = "this machine"
@@ -81,7 +82,4 @@ def write_profile(profile: Mapping[str, Any], file: Path) -> Path:
         else:
             text = yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False)
             lines.append(f"{key}: {text.removesuffix('...' + chr(10)).strip()}")
-    beside = file.with_name(f".{file.name}.new")
-    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    beside.replace(file)
-    return file
+    return write_text(file, "\n".join(lines) + "\n")

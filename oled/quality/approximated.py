@@ -32,8 +32,9 @@ from oled.running.decode import (
 )
 from oled.running.loading import LoadedModel
 from oled.running.prompts import Prompt, tokenize
-from oled.running.teacher_forcing import Along, Ints, open_positions, output_tokens, tokens_written
+from oled.running.teacher_forcing import Along, open_positions, output_tokens, tokens_written
 from oled.trace.schema import Phase
+from oled.types import Ints
 
 EXACT = "lru"
 SURROGATES, NOTHING = "surrogates", "nothing"

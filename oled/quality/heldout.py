@@ -24,8 +24,7 @@ from transformers import PreTrainedModel
 from oled.errors import UserError
 from oled.running.alteration import Alteration, Group
 from oled.running.decode import BlockDiffusion, Request
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

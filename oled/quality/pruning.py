@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oled.altered.split.plan import Ints, PathPlan
+from oled.altered.split.plan import PathPlan
 from oled.errors import UserError
 from oled.quality.heldout import answer_losses
 from oled.running.decode import BlockDiffusion, Request
 from oled.running.dispatch import current_functions, dispatched
 from oled.running.modules import MoeLayer, moe_layers
+from oled.types import Ints
 
 MOST_TOKENS = 8  # of one expert that are looked at, for each unit of its width
 FEWEST_TOKENS = 2  # with fewer an expert keeps its own expansion

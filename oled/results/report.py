@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jinja2
 
+from oled.atomic import write_text
 from oled.errors import UserError
 from oled.results import table as results
 
@@ -64,10 +65,7 @@ def report(folder: Path) -> Path:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(PAGE).render(title=f"Results: {folder.name}", parts=parts)
     file = folder / "report.html"
-    beside = folder / ".report.html"
-    beside.write_text(page, encoding="utf-8")
-    beside.replace(file)
-    return file
+    return write_text(file, page)
 
 
 def _base64(file: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from oled.atomic import replaced_file, write_text
 from oled.errors import UserError
 
 METRICS, JOB, TABLE = "metrics.json", "job.json", "results.parquet"
@@ -39,18 +40,15 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def write_json(file: Path, data: Mapping[str, Any]) -> None:
-    """Written beside and renamed: a reader sees all of it or none."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    beside.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    beside.replace(file)
+    """Write a mapping as JSON: a reader sees all of it or none."""
+    write_text(file, json.dumps(data, indent=2, sort_keys=True) + "\n")
 
 
 def write_table(rows: Iterable[Mapping[str, Any]], file: Path) -> pd.DataFrame:
-    """One row a configuration; written beside and renamed."""
+    """Write one row a configuration: a reader sees the whole table or none."""
     table = pd.DataFrame(list(rows))
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    table.to_parquet(beside, index=False)
-    beside.replace(file)
+    with replaced_file(file) as temporary:
+        table.to_parquet(temporary, index=False)
     return table
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from oled import paths
+from oled.atomic import write_bytes
 from oled.errors import UserError
 from oled.running.families import Family, Scoring
 from oled.running.scores import router_scores
@@ -214,6 +215,4 @@ def read_heads(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def write_heads(path: Path, tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
     """In half precision; read again by `read_heads`."""
     halves = {name: tensor.half().contiguous() for name, tensor in tensors.items()}
-    draft = path.with_suffix(".new")
-    draft.write_bytes(save(halves, metadata={"card": json.dumps(card)}))
-    draft.replace(path)
+    write_bytes(path, save(halves, metadata={"card": json.dumps(card)}))

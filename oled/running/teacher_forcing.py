@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,8 +20,7 @@ from oled.running.decode import Announce, Pass, Request
 from oled.running.decode.batch import unheard
 from oled.running.decode.cache import CachedBatch
 from oled.trace.schema import Phase, TokenState
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from oled.sim import tally as r
 from oled.trace.schema import Phase
 from oled.trace.steps import Steps
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 DECODING = (Phase.DENOISE, Phase.COMMIT, Phase.DECODE, Phase.DRAFT, Phase.VERIFY)
 """Phases whose time makes TPOT."""

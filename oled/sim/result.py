@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oled.atomic import write_text
 from oled.sim.prepare import Replay
 from oled.sim.timeline import Timeline
 
@@ -32,10 +32,7 @@ class Result:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "metrics.json"
         text = json.dumps(self.metrics, indent=1, allow_nan=False) + "\n"
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
-        return file
+        return write_text(file, text)
 
     def table(self) -> str:
         """The figures that people ask for first, one a line."""

@@ -6,7 +6,6 @@ import bisect
 import dataclasses
 import gzip
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oled.atomic import write_bytes
 from oled.sim import lanes as ln
 
 LANES = ("GPU compute", "H2D link", "CPU workers", "D2H link", "policy")
@@ -121,10 +121,7 @@ def write_events(path: str | Path, events: list[dict[str, Any]]) -> Path:
     data = text.encode()
     if file.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.replace(file)
-    return file
+    return write_bytes(file, data)
 
 
 def _meta(process: int, thread: int, name: str, args: dict[str, Any]) -> dict[str, Any]:

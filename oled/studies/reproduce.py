@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from oled.atomic import write_text
 from oled.results import table as results
 from oled.sweeps import Workers, sweep
 from oled.sweeps.run import Axes
@@ -88,7 +89,7 @@ def reproduce(
     table = None if redraw else study.rows(Run(small, folder, resume, workers))
     done = results.read_table(folder)
     style.save(study.draw(done), folder, name)
-    (folder / "table.md").write_text(page(name, study, done, small), encoding="utf-8")
+    write_text(folder / "table.md", page(name, study, done, small))
     return folder, done if table is None else table
 
 

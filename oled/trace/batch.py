@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.schema import Phase
-from oled.trace.steps import Ints, Steps
+from oled.trace.steps import Steps
+from oled.types import Floats, Ints
 
 
 def batch(steps: Steps, n: int) -> Steps:
@@ -107,9 +107,7 @@ def lockstep(steps: Steps, n: int) -> tuple[Ints, Ints, Ints]:
     return group[members[starts]].astype(np.int64), ends.astype(np.int64), members.astype(np.int64)
 
 
-def _merged_scores(
-    steps: Steps, scores: NDArray[np.float32], merged: Ints, num_steps: int
-) -> NDArray[np.float32]:
+def _merged_scores(steps: Steps, scores: Floats, merged: Ints, num_steps: int) -> Floats:
     """Means over the tokens of all rows, from each row's mean: f32[S', E]."""
     tokens = steps.tokens[steps.forward].astype(np.float64)
     total = np.zeros((num_steps, scores.shape[1]))

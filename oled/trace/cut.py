@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.manifest import Manifest
@@ -17,6 +16,7 @@ from oled.trace.rewrite import Copy, copy_forwards
 from oled.trace.schema import Geometry
 from oled.trace.stream import TraceStream
 from oled.trace.tables import PREDICTIONS, SCORES
+from oled.types import Bools
 
 
 def slice_trace(
@@ -79,7 +79,7 @@ def _manifest(stream: TraceStream, asked: dict[str, Ranges], drop: Sequence[str]
     return replace(about, geometry=geometry, gaps=gaps, provenance=provenance)
 
 
-def _some_layers(geometry: Geometry, chosen: NDArray[np.bool_]) -> Geometry:
+def _some_layers(geometry: Geometry, chosen: Bools) -> Geometry:
     """The geometry with fewer MoE layers (the others count as dense)."""
     together = chosen.reshape(-1, geometry.expert_parts)
     if (together.any(axis=1) != together.all(axis=1)).any():

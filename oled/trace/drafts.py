@@ -11,16 +11,14 @@ import dataclasses
 import hashlib
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.reader import offsets_of
 from oled.trace.schema import NO_EXPERT, Phase
 from oled.trace.tables import ForwardTable, Trace
+from oled.types import Ints
 
 DRAFT = "draft"
 """The predictor that says which experts a verification will need."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
+from oled.types import Ints
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -80,7 +80,7 @@ class JsonFields:
                 )
         return tuple(values)
 
-    def int_array(self, key: str) -> NDArray[np.int64]:
+    def int_array(self, key: str) -> Ints:
         """A list of whole numbers as an array: i64[n]."""
         values = self.items(key, int)
         try:

@@ -8,22 +8,19 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from oled.atomic import UNCLOSED
 from oled.trace.errors import TraceError
 from oled.trace.manifest import Part
 from oled.trace.migrate import added_columns
 from oled.trace.tables import SCORES, arrow_schema
+from oled.types import Array
 
-Columns = dict[str, NDArray[Any]]
-
-UNCLOSED = ".unclosed"
-"""Suffix of a file in the making; what a crash leaves behind."""
+Columns = dict[str, Array]
 BATCH_ROWS = 1 << 17
 """Rows read at once, however large a file's row groups are."""
 
@@ -119,7 +116,7 @@ def row_groups(
         yield columns, start
 
 
-def to_numpy(column: pa.Array) -> NDArray[Any]:
+def to_numpy(column: pa.Array) -> Array:
     """A column as [n] or, of fixed-size lists, [n, k]; maybe read-only. Nulls are refused."""
     if column.null_count:
         raise pa.ArrowInvalid(f"{column.null_count} values are missing")

@@ -6,14 +6,10 @@ expert id and left zeroed by every step.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from oled._jit import njit
-
-Array = NDArray[Any]
+from oled.types import Array
 
 UNUSED = 65535  # NO_EXPERT
 MASKED, PAD = 0, 3  # TokenState

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,7 @@ from oled.trace.files import Columns, to_numpy
 from oled.trace.schema import NO_EXPERT, Phase, TokenState
 from oled.trace.stream import TraceStream
 from oled.trace.tables import ROUTING
+from oled.types import Array, Bools, Ints
 
 LONG_SCHEMA = pa.schema(
     [
@@ -45,7 +45,7 @@ def long_batches(stream: TraceStream) -> Iterator[pa.RecordBatch]:
             yield _long(stream, rows)
 
 
-def token_rows(stream: TraceStream, rows: Columns) -> NDArray[np.int64]:
+def token_rows(stream: TraceStream, rows: Columns) -> Ints:
     """The place of each routing row's token in the token table: i64[R]."""
     forward = rows["forward"]
     if (rows["token"] >= stream.forwards["tokens"][forward]).any():
@@ -53,9 +53,7 @@ def token_rows(stream: TraceStream, rows: Columns) -> NDArray[np.int64]:
     return np.asarray(stream.token_offsets[forward] + rows["token"])
 
 
-def _active_entries(
-    stream: TraceStream, rows: Columns
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _active_entries(stream: TraceStream, rows: Columns) -> tuple[Ints, Ints, Ints]:
     """Row, slot and dense layer of each entry that loads an expert: no pads, no zero experts."""
     geometry = stream.manifest.geometry
     layers = np.array(geometry.moe_layers)
@@ -68,7 +66,7 @@ def _active_entries(
     return row, slot, place[row].astype(np.int64)
 
 
-def active_windows(stream: TraceStream) -> Iterator[tuple[Columns, NDArray[np.int64]]]:
+def active_windows(stream: TraceStream) -> Iterator[tuple[Columns, Ints]]:
     """Entries that load an expert, a window of whole forwards at a time, in the table's order.
 
     Yields the columns forward, expert (i64) and weight, and the dense layer of each: [n].
@@ -88,7 +86,7 @@ def active_windows(stream: TraceStream) -> Iterator[tuple[Columns, NDArray[np.in
         yield columns, place
 
 
-def distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+def distinct(keys: Ints) -> Ints:
     """Each key once, ascending. By sorting: `np.unique` hashes, which is slow for such keys."""
     ordered = np.sort(keys)
     new = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
@@ -127,7 +125,7 @@ def _long(stream: TraceStream, table: pa.Table) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=LONG_SCHEMA)
 
 
-def _known(values: NDArray[Any], known: NDArray[np.bool_]) -> pa.Array:
+def _known(values: Array, known: Bools) -> pa.Array:
     """Null where a value is not known."""
     return pa.array(values, mask=~known)
 

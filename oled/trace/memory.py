@@ -27,6 +27,7 @@ from oled.trace.tables import (
     TokenTable,
     Trace,
 )
+from oled.types import Bools
 
 MEMORY = Path("(memory)")
 """The path that messages name for a trace without a folder."""
@@ -72,7 +73,7 @@ def select_requests(trace: Trace, requests: Sequence[int]) -> Trace:
 
 
 def _predictions(
-    table: PredictionTable, kept: NDArray[np.bool_], number: NDArray[np.uint32]
+    table: PredictionTable, kept: Bools, number: NDArray[np.uint32]
 ) -> PredictionTable:
     rows = kept[table.forward]
     lengths = np.diff(table.offsets)
@@ -89,14 +90,14 @@ def _predictions(
 
 
 def _renumbered(
-    table: RoutingTable | ScoreTable, kept: NDArray[np.bool_], number: NDArray[np.uint32]
+    table: RoutingTable | ScoreTable, kept: Bools, number: NDArray[np.uint32]
 ) -> dict[str, Any]:
     columns = _take(table, kept[table.forward])
     columns["forward"] = number[columns["forward"]]
     return columns
 
 
-def _take(table: Any, rows: NDArray[np.bool_], but: tuple[str, ...] = ()) -> dict[str, Any]:
+def _take(table: Any, rows: Bools, but: tuple[str, ...] = ()) -> dict[str, Any]:
     """Chosen rows of a table's columns; a missing optional column stays None."""
     columns = {field.name: getattr(table, field.name) for field in fields(table)}
     return {

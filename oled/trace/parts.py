@@ -8,11 +8,8 @@ listed is whole. Creating `trace.json` is also the lock: a second writer finds i
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +18,8 @@ from typing import TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from oled.atomic import UNCLOSED, replaced_file, to_disk, whole_folder, write_text
 from oled.trace.errors import TraceError
-from oled.trace.files import UNCLOSED
 from oled.trace.manifest import MANIFEST, Manifest, Part, Status, manifest_text
 
 KEPT = "; the parts closed before stay readable with allow_partial=true"
@@ -89,9 +86,9 @@ class PartFolder:
 
     def _close_file(self, table: str) -> Part:
         temporary, final = self._name(table, UNCLOSED), self._name(table)
-        with temporary.open("rb+") as data:
+        with temporary.open("rb") as data:
             checksum = hashlib.file_digest(data, "sha256").hexdigest()
-            os.fsync(data.fileno())
+        to_disk(temporary)
         rows = pq.read_metadata(temporary).num_rows
         temporary.rename(final)
         return Part(table, final.name, rows, checksum)
@@ -101,7 +98,7 @@ class PartFolder:
 
     def _write_manifest(self) -> None:
         with writing(self.path, KEPT):
-            replace_file(self.path / MANIFEST, manifest_text(self.manifest))
+            write_text(self.path / MANIFEST, manifest_text(self.manifest), sync=True)
 
     @contextlib.contextmanager
     def _or_abandon(self) -> Iterator[None]:
@@ -132,64 +129,27 @@ def writing(path: Path, note: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A file that appears only when it is whole: write to the path that this yields."""
+    """Yield a path to write a new file to; the file appears only when it is whole."""
     final = Path(path)
     if final.exists():
         raise TraceError(f"{final}: exists already; choose another name or delete it")
-    temporary = final.with_name(final.name + UNCLOSED)
-    try:
-        with writing(final):
-            yield temporary
-            with temporary.open("rb+") as data:
-                os.fsync(data.fileno())
-            temporary.rename(final)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with writing(final), replaced_file(final, sync=True) as temporary:
+        yield temporary
 
 
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder that appears only when it is whole: fill the one that this yields."""
-    final = Path(path).resolve()
-    taken = TraceError(f"{path}: already holds something; choose another folder or delete it")
-    temporary = final.parent / f".{final.name}.{secrets.token_hex(4)}{UNCLOSED}"
-    try:
-        with writing(Path(path)):
-            if final.exists() and (not final.is_dir() or any(final.iterdir())):
-                raise taken
-            temporary.mkdir(parents=True)
-        yield temporary
-        with writing(Path(path)):
-            try:
-                temporary.rename(final)  # onto nothing or an empty folder, else it fails
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise taken from None
-                raise
-    except TraceError as error:
-        raise TraceError(str(error).replace(str(temporary), str(path))) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Put a text in the place of a file in one step, safe on the disk when this returns."""
-    temporary = path.with_name(path.name + UNCLOSED)
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)  # the renames themselves must reach the disk
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    """Yield a folder to fill; it appears under its name only when it is whole."""
+    temporary = Path()
+    with writing(Path(path)):
+        try:
+            with whole_folder(path) as temporary:
+                yield temporary
+        except FileExistsError:
+            text = f"{path}: already holds something; choose another folder or delete it"
+            raise TraceError(text) from None
+        except TraceError as error:
+            raise TraceError(str(error).replace(str(temporary), str(path))) from error
 
 
 def _write_or_remove(file: TextIO, text: str) -> None:

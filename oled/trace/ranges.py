@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import brief
+from oled.types import Array, Bools
 
 MAX_NUMBERS = 1 << 20
 
@@ -45,7 +45,7 @@ class Ranges:
             raise TraceError(f"{what}={self}: {count} numbers are too many")
         return tuple(n for first, last in self.pairs for n in range(first, last + 1))
 
-    def among(self, known: NDArray[Any], what: str) -> NDArray[np.bool_]:
+    def among(self, known: Array, what: str) -> Bools:
         """Which of these are meant: bool like `known`. What meets none of them is refused."""
         chosen = np.zeros(len(known), dtype=bool)
         for first, last in self.pairs:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.files import Columns, batches, row_groups, unlisted_files, verify_part
@@ -33,6 +32,7 @@ from oled.trace.tables import (
     TokenTable,
     Trace,
 )
+from oled.types import Array, Ints
 
 MAX_PREDICTORS = 256
 
@@ -120,7 +120,7 @@ def assemble(
     )
 
 
-def offsets_of(counts: NDArray[Any]) -> NDArray[np.int64]:
+def offsets_of(counts: Array) -> Ints:
     """Where each of n ranges of these lengths begins, and the end: [n+1]."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])

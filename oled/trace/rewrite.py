@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from oled.trace.files import Columns
 from oled.trace.parts import PartFolder
@@ -16,6 +14,7 @@ from oled.trace.rows import table_of
 from oled.trace.stream import TraceStream
 from oled.trace.tables import FORWARDS, PREDICTIONS, ROUTING, SCORES, TOKENS, arrow_schema
 from oled.trace.writer import ROWS_PER_PART
+from oled.types import Array, Bools, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,9 +22,9 @@ class Copy:
     """What to take from a stream, and under which numbers."""
 
     stream: TraceStream
-    kept: NDArray[np.bool_]  # [F]
-    request: NDArray[np.int64]  # [F] as it will be called
-    pass_id: NDArray[np.int64]  # [F] as it will be called
+    kept: Bools  # [F]
+    request: Ints  # [F] as it will be called
+    pass_id: Ints  # [F] as it will be called
     layers: tuple[int, ...]  # absolute
     side_tables: tuple[str, ...] = (SCORES, PREDICTIONS)
 
@@ -55,7 +54,7 @@ def copy_forwards(copies: Sequence[Copy], folder: PartFolder) -> int:
     return rows + pending
 
 
-def _forward_tables(copy: Copy, new: NDArray[Any], begin: int, end: int) -> dict[str, pa.Table]:
+def _forward_tables(copy: Copy, new: Array, begin: int, end: int) -> dict[str, pa.Table]:
     """The forwards and tokens of a window; nothing where none is kept."""
     kept = np.flatnonzero(copy.kept[begin:end]) + begin
     if not len(kept):
@@ -78,7 +77,7 @@ def _forward_tables(copy: Copy, new: NDArray[Any], begin: int, end: int) -> dict
     }
 
 
-def _chosen(copy: Copy, new: NDArray[Any], data: pa.Table) -> pa.Table:
+def _chosen(copy: Copy, new: Array, data: pa.Table) -> pa.Table:
     """Rows of kept forwards and layers, renumbered."""
     forward = data.column("forward").to_numpy()
     keep = copy.kept[forward]

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.schema import ForwardRecord, as_expert_ids
 from oled.trace.tables import FORWARDS, PREDICTIONS, ROUTING, SCORES, TOKENS, arrow_schema
+from oled.types import Array, Bools
 
-Columns = dict[str, NDArray[Any]]
+Columns = dict[str, Array]
 
 
 def record_tables(first: int, records: Sequence[ForwardRecord], top_k: int) -> dict[str, pa.Table]:
@@ -37,7 +37,7 @@ def record_tables(first: int, records: Sequence[ForwardRecord], top_k: int) -> d
     return tables
 
 
-def row_mask(record: ForwardRecord) -> NDArray[np.bool_]:
+def row_mask(record: ForwardRecord) -> Bools:
     """Which (layer, token) pairs of a record have rows: bool[Lr, T]."""
     shape = record.expert_ids.shape[:2]
     if record.row_tokens is None:
@@ -147,7 +147,7 @@ def table_of(schema: pa.Schema, columns: Columns) -> pa.Table:
     return pa.table([_array(field, columns[field.name]) for field in schema], schema=schema)
 
 
-def _array(field: pa.Field, column: NDArray[Any]) -> pa.Array:
+def _array(field: pa.Field, column: Array) -> pa.Array:
     values = field.type.value_type if pa.types.is_fixed_size_list(field.type) else field.type
     flat = pa.array(_cast(field.name, column.reshape(-1), np.dtype(values.to_pandas_dtype())))
     if values is field.type:
@@ -155,7 +155,7 @@ def _array(field: pa.Field, column: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
 
 
-def _cast(name: str, column: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _cast(name: str, column: Array, dtype: np.dtype[Any]) -> Array:
     """A cast that refuses to wrap integers around."""
     if dtype.kind in "iu" and column.dtype != dtype and column.size:
         limits = np.iinfo(dtype)

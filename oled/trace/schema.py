@@ -11,11 +11,11 @@ from enum import IntEnum, StrEnum
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields
 from oled.trace.limits import MAX_EXPERT_BYTES, MAX_LAYERS
+from oled.types import Array, ExpertIds
 
 NO_EXPERT = 65535
 """The id of an unused slot (a token routed to fewer than k experts). Recorders may say -1."""
@@ -176,8 +176,8 @@ class Prediction:
     predictor: str
     layer: int
     target: int
-    expert_ids: NDArray[Any]  # [n], most wanted first
-    scores: NDArray[Any]  # [n], descending
+    expert_ids: Array  # [n], most wanted first
+    scores: Array  # [n], descending
 
     def __post_init__(self) -> None:
         if self.expert_ids.ndim != 1 or self.expert_ids.shape != self.scores.shape:
@@ -191,9 +191,9 @@ class Prediction:
 class RouterScores:
     """Router scores of a forward: all E of a layer or the top m, by layer and token."""
 
-    expert_ids: NDArray[Any]  # [Lr, T, m]
-    values: NDArray[Any]  # [Lr, T, m], before the selection bias
-    biased: NDArray[Any] | None = None  # [Lr, T, m], what the selection used, where it is biased
+    expert_ids: Array  # [Lr, T, m]
+    values: Array  # [Lr, T, m], before the selection bias
+    biased: Array | None = None  # [Lr, T, m], what the selection used, where it is biased
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,20 +206,20 @@ class ForwardRecord:
     request: int
     pass_id: int  # rows of a batch share it
     phase: Phase
-    layers: NDArray[Any]  # [Lr] absolute ids, ascending
-    expert_ids: NDArray[Any]  # [Lr, T, k]
-    weights: NDArray[Any]  # [Lr, T, k] as applied
-    positions: NDArray[Any]  # [T]
-    token_ids: NDArray[Any]  # [T] input ids, -1 unknown
-    confidence: NDArray[Any]  # [T] in 0..1, NaN unknown
-    state: NDArray[Any]  # [T] TokenState before the forward
-    accepted_mask: NDArray[Any]  # [T] 1 where accepted in this forward
+    layers: Array  # [Lr] absolute ids, ascending
+    expert_ids: Array  # [Lr, T, k]
+    weights: Array  # [Lr, T, k] as applied
+    positions: Array  # [T]
+    token_ids: Array  # [T] input ids, -1 unknown
+    confidence: Array  # [T] in 0..1, NaN unknown
+    state: Array  # [T] TokenState before the forward
+    accepted_mask: Array  # [T] 1 where accepted in this forward
     block: int = -1  # -1 none
     step: int = -1  # denoising step inside the block, -1 none
     context_length: int = 0  # tokens cached before this forward
     accepted: int = 0  # tokens accepted in this forward
     produced: int = 0  # of these, up to and including the end token: the divisor of TPOT
-    row_tokens: tuple[NDArray[Any], ...] | None = None  # per layer, tokens that have rows (gaps)
+    row_tokens: tuple[Array, ...] | None = None  # per layer, tokens that have rows (gaps)
     measured_ns: int = -1  # wall time of the pass, -1 not measured
     predictions: tuple[Prediction, ...] = ()
     scores: RouterScores | None = None
@@ -260,7 +260,7 @@ class ForwardRecord:
         return f"record of request {self.request}, pass {self.pass_id}"
 
 
-def as_expert_ids(ids: NDArray[Any]) -> NDArray[np.uint16]:
+def as_expert_ids(ids: Array) -> ExpertIds:
     """Ids as they are stored; -1 becomes NO_EXPERT. Other negative or too large ids are refused."""
     if ids.dtype == np.uint16:
         return ids

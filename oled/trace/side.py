@@ -6,13 +6,11 @@ S steps, E experts of the widest layer, m kept scores, H horizons, P predictions
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.schema import NO_EXPERT, TokenState
 from oled.trace.tables import PredictionTable, ScoreTable, Trace
-
-Ints = NDArray[np.int64]
+from oled.types import ExpertIds, Floats, Ints
 
 
 class StepIndex:
@@ -32,9 +30,7 @@ class StepIndex:
         return np.where(self._keys[place] == keys, self._order[place], -1)
 
 
-def mean_scores(
-    trace: Trace, table: ScoreTable, layers: Ints, index: StepIndex
-) -> NDArray[np.float32]:
+def mean_scores(trace: Trace, table: ScoreTable, layers: Ints, index: StepIndex) -> Floats:
     """Router scores before the bias, averaged over a step's tokens without PAD: f32[S, E].
 
     `layers` are the table's layers as places among the MoE layers. Scores that were not kept (top
@@ -66,7 +62,7 @@ def predictions_by_step(
     about: Ints,
     index: StepIndex,
     predictor: str | None,
-) -> tuple[Ints, NDArray[np.uint16], NDArray[np.float32], int]:
+) -> tuple[Ints, ExpertIds, Floats, int]:
     """What one predictor said, as CSR over rows s*H + h-1: (offsets, experts, scores, H).
 
     `said` and `about` are the table's two layers as places among the MoE layers; one that does not

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from oled.trace.errors import TraceError
 from oled.trace.schema import NO_EXPERT, Phase
 from oled.trace.tables import Trace
-
-Ints = NDArray[np.int64]
+from oled.types import Bools, Floats, Ints
 
 STAGES = "stages"
 """The key of `manifest.provenance` that says how a trace was marked."""
@@ -43,7 +42,7 @@ class Cues:
             raise TraceError(f"cues ({self.source}): shortest is {self.shortest}; at least 1")
 
 
-def boundaries(tokens: Ints, cues: Cues) -> NDArray[np.bool_]:
+def boundaries(tokens: Ints, cues: Cues) -> Bools:
     """bool[N]: the tokens i64[N] that begin a stage, the first one always.
 
     A stage begins with the token that completes a cue, unless the running one is too short.
@@ -182,11 +181,11 @@ def _usage(trace: Trace, forwards: Ints) -> NDArray[np.int32]:
     return usage
 
 
-def _changes(usage: NDArray[np.int32], window: int) -> NDArray[np.float32]:
+def _changes(usage: NDArray[np.int32], window: int) -> Floats:
     """1 - cosine of the windows before and from each of the tokens window..N-window: f32[M]."""
     sums = np.concatenate([np.zeros_like(usage[:1]), np.cumsum(usage, axis=0, dtype=np.int32)])
     inside = (sums[window:] - sums[:-window]).astype(np.float32)  # [N - window + 1, .]
     before, after = inside[:-window], inside[window:]
     norm = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
-    cosine: NDArray[np.float32] = (before * after).sum(axis=1) / np.maximum(norm, 1e-9)
+    cosine: Floats = (before * after).sum(axis=1) / np.maximum(norm, 1e-9)
     return 1.0 - cosine

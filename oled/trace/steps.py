@@ -9,7 +9,6 @@ forward f has steps `step_offsets[f]:step_offsets[f+1]`, step s has entries
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from oled.trace.errors import TraceError
 from oled.trace.schema import NO_EXPERT, TokenState
 from oled.trace.side import StepIndex, mean_scores, predictions_by_step
 from oled.trace.tables import Trace
+from oled.types import Array, ExpertIds, Floats, Ints
 
 GATE, GATE_MASKED, CONF_MASKED, CONF_OPENED = range(4)
 """Columns of `Steps.mass`. With g the weight normalised over the token's top-k and c the token's
@@ -25,8 +25,6 @@ confidence (1 where there is none): sum of g; of g over masked tokens; of c*g ov
 of c*g over opened ones (decoded and prompt)."""
 NEVER = 2**62
 """`next_use` of an entry that is not used again."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,18 +44,18 @@ class Steps:
     forward: Ints  # [S]
     layer: Ints  # [S] place 0..L-1 in the geometry
     offsets: Ints  # [S+1]
-    expert: NDArray[np.uint16]  # [N]
+    expert: ExpertIds  # [N]
     count: NDArray[np.int32]  # [N] tokens routed to the expert
-    mass: NDArray[np.float32]  # [N, 4] see GATE
+    mass: Floats  # [N, 4] see GATE
     last_token: NDArray[np.int32]  # [N] largest token*k + slot: order of token-major replay
     num_experts: Ints  # [L]
     expert_bytes: Ints  # [L]
     top_k: int
-    scores: NDArray[np.float32] | None = None  # [S, E] mean router score over active tokens
+    scores: Floats | None = None  # [S, E] mean router score over active tokens
     pred_offsets: Ints | None = None  # [S*H+1] row s*H+h-1: said at s about h MoE layers ahead,
     # where counting goes on into the next forward: h = L is the same layer there
-    pred_expert: NDArray[np.uint16] | None = None
-    pred_score: NDArray[np.float32] | None = None
+    pred_expert: ExpertIds | None = None
+    pred_score: Floats | None = None
     horizons: int = 0  # H
 
     @property
@@ -193,7 +191,7 @@ def with_predictions(trace: Trace, steps: Steps, predictor: str | None) -> Steps
     )
 
 
-def coming_scores(steps: Steps) -> NDArray[np.float32]:
+def coming_scores(steps: Steps) -> Floats:
     """What was predicted at each step of its layer in the next forward: f32[S, E].
 
     Means over the forward's tokens, as `Steps.scores`; zeros where nothing was said.
@@ -213,7 +211,7 @@ def coming_scores(steps: Steps) -> NDArray[np.float32]:
     return result
 
 
-def _ints(column: NDArray[Any]) -> Ints:
+def _ints(column: Array) -> Ints:
     return column.astype(np.int64)
 
 
@@ -248,7 +246,7 @@ def rows_of_steps(trace: Trace, order: Ints) -> tuple[Ints, Ints, Ints, Ints, In
     return begin, end, step_forward, dense_layers(trace, layer[begin]), step_offsets
 
 
-def dense_layers(trace: Trace, layers: NDArray[np.uint16]) -> Ints:
+def dense_layers(trace: Trace, layers: ExpertIds) -> Ints:
     """Absolute layer ids as places among the MoE layers."""
     known = np.array(trace.geometry.moe_layers, dtype=np.int64)
     place = np.minimum(np.searchsorted(known, layers), len(known) - 1).astype(np.int64)

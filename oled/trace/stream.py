@@ -9,13 +9,13 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.files import Columns, batches
 from oled.trace.manifest import Manifest
 from oled.trace.reader import offsets_of, open_manifest, read_columns, trace_hash, validate
 from oled.trace.tables import FORWARDS, TOKENS
+from oled.types import Ints
 
 WINDOW_ROWS = 1 << 16
 """Routing rows of a window, about."""
@@ -30,7 +30,7 @@ class TraceStream:
     hash: str
     forwards: Columns  # [F] as in the table
     tokens: Columns  # [N] as in the table
-    token_offsets: NDArray[np.int64]  # [F+1]
+    token_offsets: Ints  # [F+1]
 
     @classmethod
     def open(cls, path: str | Path, *, allow_partial: bool = False) -> Self:

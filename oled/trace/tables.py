@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from oled.trace.manifest import Manifest
 from oled.trace.migrate import SCHEMA_VERSION
 from oled.trace.schema import Geometry
+from oled.types import ExpertIds, Floats, Ints
 
 ROUTING, FORWARDS, TOKENS = "routing", "forwards", "tokens"
 PREDICTIONS, SCORES = "predictions", "scores"
@@ -33,12 +34,12 @@ class ForwardTable:
     phase: NDArray[np.uint8]  # [F] Phase
     block: NDArray[np.int32]  # [F] -1 none
     step: NDArray[np.int32]  # [F] -1 none
-    tokens: NDArray[np.uint16]  # [F]
+    tokens: ExpertIds  # [F]
     context: NDArray[np.int32]  # [F] tokens cached before
-    accepted: NDArray[np.uint16]  # [F]
-    produced: NDArray[np.uint16]  # [F]
-    measured_ns: NDArray[np.int64]  # [F] -1 not measured
-    token_offsets: NDArray[np.int64]  # [F+1] rows of a forward in the token table
+    accepted: ExpertIds  # [F]
+    produced: ExpertIds  # [F]
+    measured_ns: Ints  # [F] -1 not measured
+    token_offsets: Ints  # [F+1] rows of a forward in the token table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +48,7 @@ class TokenTable:
 
     position: NDArray[np.uint32]  # [N]
     token_id: NDArray[np.int32]  # [N] -1 unknown
-    confidence: NDArray[np.float32]  # [N] NaN unknown
+    confidence: Floats  # [N] NaN unknown
     state: NDArray[np.uint8]  # [N] TokenState
     accepted: NDArray[np.uint8]  # [N]
 
@@ -57,10 +58,10 @@ class RoutingTable:
     """One entry per (forward, layer, token)."""
 
     forward: NDArray[np.uint32]  # [R]
-    layer: NDArray[np.uint16]  # [R] absolute
-    token: NDArray[np.uint16]  # [R] place in the forward
-    expert_ids: NDArray[np.uint16]  # [R, k], NO_EXPERT unused
-    weights: NDArray[np.float32]  # [R, k] as applied
+    layer: ExpertIds  # [R] absolute
+    token: ExpertIds  # [R] place in the forward
+    expert_ids: ExpertIds  # [R, k], NO_EXPERT unused
+    weights: Floats  # [R, k] as applied
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,12 +69,12 @@ class PredictionTable:
     """One entry per (forward, layer, target layer, predictor), with its experts in CSR form."""
 
     forward: NDArray[np.uint32]  # [P]
-    layer: NDArray[np.uint16]  # [P] absolute: where it was said
-    target: NDArray[np.uint16]  # [P] absolute: what it is about
+    layer: ExpertIds  # [P] absolute: where it was said
+    target: ExpertIds  # [P] absolute: what it is about
     predictor: NDArray[np.uint8]  # [P] index into `names`
-    offsets: NDArray[np.int64]  # [P+1]
-    expert: NDArray[np.uint16]  # [M]
-    score: NDArray[np.float32]  # [M]
+    offsets: Ints  # [P+1]
+    expert: ExpertIds  # [M]
+    score: Floats  # [M]
     names: tuple[str, ...]
 
 
@@ -82,11 +83,11 @@ class ScoreTable:
     """Router scores, one entry per (forward, layer, token)."""
 
     forward: NDArray[np.uint32]  # [Q]
-    layer: NDArray[np.uint16]  # [Q] absolute
-    token: NDArray[np.uint16]  # [Q]
-    expert_ids: NDArray[np.uint16]  # [Q, m]
-    values: NDArray[np.float32]  # [Q, m]
-    biased: NDArray[np.float32] | None  # [Q, m]
+    layer: ExpertIds  # [Q] absolute
+    token: ExpertIds  # [Q]
+    expert_ids: ExpertIds  # [Q, m]
+    values: Floats  # [Q, m]
+    biased: Floats | None  # [Q, m]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from oled.sim.metrics import is_decoding
 from oled.trace.steps import Steps
+from oled.types import Ints
 
 DISTURBED_NS, DISTURBED_SHARE = 400_000, 0.01
 TPOT_GATE, FORWARD_GATE, LANE_GATE = 0.02, 0.03, 0.01
@@ -42,8 +43,6 @@ the forwards' absolute errors within {FORWARD_GATE:.0%}, each lane within {LANE_
 decisions are not all alike, because a copy landed microseconds before or after a routing was known,
 other experts are copied: {RACING_FORWARD_GATE:.0%} and {RACING_LANE_GATE:.0%} instead.
 Busy: fewer than {LEAST_UNDISTURBED:.0%} of a configuration's forwards are left."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ ROOMS = (
 )
 """The rooms of oled from the ground up: a room imports only rooms named before it."""
 
-SHARED = ("bundled", "errors", "paths", "_jit")
+SHARED = ("atomic", "bundled", "errors", "paths", "types", "_jit")
 """What every room may import: `oled.NAME`."""
 
 WITHOUT_TORCH = (

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from oled.altered.reroute.rule import UNKNOWN, Routed
 from oled.trace.schema import NO_EXPERT
-
-Floats = NDArray[np.float64]
+from oled.types import Doubles
 
 
 def route_inside(
@@ -38,7 +37,7 @@ def route_inside(
     slot = np.arange(routed.top_k)
     new_ids = np.where(slot < kept, np.take_along_axis(ids, order, axis=1), NO_EXPERT)
     own_weights = np.take_along_axis(routed.weights, order, axis=1).astype(np.float64)
-    weights: Floats = np.where(slot < kept, own_weights, 0.0)
+    weights: Doubles = np.where(slot < kept, own_weights, 0.0)
 
     newcomer, worth = _replacements(routed, pool, stays & real)
     place = np.maximum(slot - kept, 0)  # the token's first newcomer goes to its first free slot
@@ -56,7 +55,7 @@ def route_inside(
 
 def _replacements(
     routed: Routed, pool: NDArray[np.bool_], kept: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], Floats]:
+) -> tuple[NDArray[np.int64], Doubles]:
     """For each token the k best other experts of the pool, and their weights, UNKNOWN if none."""
     row = np.arange(len(routed.ids))[:, None]
     candidates = np.where(pool, routed.chosen_by, UNKNOWN)
@@ -71,8 +70,8 @@ def _replacements(
     return best, np.where(possible, worth, UNKNOWN)
 
 
-def _ratio(over: NDArray[Any], under: NDArray[Any]) -> Floats:
+def _ratio(over: NDArray[Any], under: NDArray[Any]) -> Doubles:
     """Sum over sum of each row, 1 where there is nothing to divide by: [T, 1]."""
     above, below = (x.sum(axis=1, keepdims=True, dtype=np.float64) for x in (over, under))
-    ratio: Floats = np.divide(above, below, out=np.ones_like(below), where=below > 0)
+    ratio: Doubles = np.divide(above, below, out=np.ones_like(below), where=below > 0)
     return ratio

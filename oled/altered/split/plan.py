@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.errors import UserError
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from oled.altered.split.plan import Ints, PathPlan
+from oled.altered.split.plan import PathPlan
 from oled.errors import UserError
 from oled.trace.files import Columns, to_numpy
 from oled.trace.manifest import Manifest
@@ -38,6 +38,7 @@ from oled.trace.tables import (
     arrow_schema,
 )
 from oled.trace.writer import ROWS_PER_PART
+from oled.types import Ints
 
 SAME_ROUTING = "same_routing"
 """The predictor of projections: the router has spoken already."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
-from oled.live.kernels import Floats, Ints
+from oled.types import Floats, Ints
 
 
 class LaneError(UserError):

@@ -30,10 +30,11 @@ from oled.live.backends.kinds import Kind
 from oled.live.backends.lanes import CPU, Lanes
 from oled.live.backends.products import DTYPES
 from oled.live.backends.room import Room
-from oled.live.kernels import ExpertForm, Floats, Ints
+from oled.live.kernels import ExpertForm
 from oled.live.store import HostStore
 from oled.policies.interface import Costs
 from oled.sim import lanes as ln
+from oled.types import Floats, Ints
 
 log = logging.getLogger("oled")
 

@@ -22,10 +22,11 @@ import numpy as np
 from oled.live.backends import Ahead, LayerWork, Piece
 from oled.live.backends.lanes import CPU, GPU, LINK, Lanes
 from oled.live.backends.pacing import Job, Pacer, Rival, no_timer_slack
-from oled.live.kernels import Floats, Ints, combine, compute, copy_poisoned, warm
+from oled.live.kernels import combine, compute, copy_poisoned, warm
 from oled.live.store import HostStore
 from oled.policies.interface import Costs
 from oled.sim import lanes as ln
+from oled.types import Floats, Ints
 
 _NICE = {GPU: 4, CPU: 8}  # compute gives way to the lanes that keep time
 

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 import numpy as np
 
 from oled.live.backends.device import Event, Stream
-from oled.live.kernels import Ints
 from oled.sim import lanes as ln
+from oled.types import Ints
 
 _REBASE_NS = 1_000_000_000  # CUDA tells times between events in 32-bit floats
 _LANE_OF = {

@@ -21,7 +21,7 @@ import numpy as np
 
 from oled.live.backends import Ahead, LaneError, LayerWork, Piece
 from oled.live.backends.pacing import Pacer, on_time
-from oled.live.kernels import Ints
+from oled.types import Ints
 
 SILENCE_S = 60.0  # without an answer of any lane
 

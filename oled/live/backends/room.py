@@ -13,7 +13,8 @@ from torch import Tensor
 
 from oled.live.backends import products
 from oled.live.backends.device import Device
-from oled.live.kernels import ExpertForm, Ints
+from oled.live.kernels import ExpertForm
+from oled.types import Ints
 
 Job = Callable[[], object]
 

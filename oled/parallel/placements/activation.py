@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from oled.parallel.layout import Layout
 from oled.parallel.placement import LayerStep
 from oled.parallel.prices import Prices
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 
 def activate(step: LayerStep, layout: Layout, prices: Prices) -> Ints:

@@ -24,15 +24,13 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.parallel.layout import Layout
 from oled.parallel.placement import LayerStep, Past, Placement
 from oled.parallel.placements.activation import activate, spread
 from oled.parallel.placements.forecast import Forecast
 from oled.parallel.prices import Prices
-
-Ints = NDArray[np.int64]
+from oled.types import Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 from oled.parallel.layout import Layout
 from oled.parallel.placement import LayerStep, Past, Placement
 from oled.parallel.prices import Prices
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from oled.types import Doubles, Ints
 
 
-def replicate(load: Floats, slots: int, most: int) -> Ints:
+def replicate(load: Doubles, slots: int, most: int) -> Ints:
     """Copies of each expert i64[E], `slots` in all, that make the most tokens of a copy least.
 
     At least one and at most `most` of each.
@@ -38,7 +36,7 @@ def replicate(load: Floats, slots: int, most: int) -> Ints:
     return copies
 
 
-def pack(load: Floats, item: Ints, packs: int) -> Ints:
+def pack(load: Doubles, item: Ints, packs: int) -> Ints:
     """The pack of each of n objects i64[n], heaviest first to the lightest pack with room.
 
     `load` f64[n] of the objects, `item` i64[n] what they are copies of. A pack holds n / packs of
@@ -75,7 +73,7 @@ class Eplb(Placement):
         primary = np.where(layout.primary >= 0, holds.argmax(axis=1), -1)
         return Layout(holds, primary)
 
-    def _place(self, load: Floats, slots: int, prices: Prices) -> NDArray[np.bool_]:
+    def _place(self, load: Doubles, slots: int, prices: Prices) -> NDArray[np.bool_]:
         """Who holds what bool[R, E] of a layer whose ranks have `slots` each."""
         topology = prices.topology
         ranks, per_node = topology.ranks, topology.gpus_per_node

@@ -12,15 +12,11 @@ import dataclasses
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.parallel.layout import Layout
 from oled.parallel.placement import Past
 from oled.parallel.prices import Prices
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from oled.types import Bools, Doubles, Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,8 +39,8 @@ class Forecast:
 
     holds: Bools  # [R, E]
     primary: Ints  # [E]
-    weight: Floats  # [W, E] ns of an expert's work
-    pairs: Floats  # [R, E] mean pairs of a step, by the rank that the token lives on
+    weight: Doubles  # [W, E] ns of an expert's work
+    pairs: Doubles  # [R, E] mean pairs of a step, by the rank that the token lives on
     spare: int  # slots of a rank for standby copies
     expert_bytes: int
     prices: Prices
@@ -82,12 +78,12 @@ class Forecast:
                 best, most = later, gain
         return best
 
-    def load(self) -> Floats:
+    def load(self) -> Doubles:
         """Predicted compute of each rank in each step, f64[W, R]: standby copies used one by
         one."""
         ranks = len(self.holds)
         first = (self.primary[:, None] == np.arange(ranks)).astype(np.float64)
-        load: Floats = self.weight @ first
+        load: Doubles = self.weight @ first
         for rank, expert in np.argwhere(self._standby()).tolist():
             moved = load.copy()
             moved[:, rank] += self.weight[:, expert]
@@ -116,7 +112,7 @@ class Forecast:
         back = link[change.rank, busiest] if change.swap else 0.0
         return float(self.expert_bytes * max(there, back))
 
-    def _promising(self, load: Floats, busiest: int) -> list[Change]:
+    def _promising(self, load: Doubles, busiest: int) -> list[Change]:
         """The best copy to each rank, and the best swap with the rank that has least to do."""
         mine = np.flatnonzero(self.primary == busiest)
         if mine.size == 0:
@@ -143,14 +139,14 @@ class Forecast:
             found.append(Change(int(give[e]), idlest, int(take[f]), swap=True))
         return found
 
-    def _peaks(self, load: Floats, one: int, other: int, more: Floats, less: Floats) -> Floats:
+    def _peaks(self, load: Doubles, one: int, other: int, more: Doubles, less: Doubles) -> Doubles:
         """The busiest rank's time [W, ...] with `more` [W, ...] on rank `one`, `less` on
         `other`."""
         rest = np.delete(load, [one, other], axis=1).max(axis=1, initial=0.0)
         rest, first, second = (
             x.reshape(-1, *(1,) * (more.ndim - 1)) for x in (rest, load[:, one], load[:, other])
         )
-        peak: Floats = np.maximum(rest, np.maximum(first + more, second + less))
+        peak: Doubles = np.maximum(rest, np.maximum(first + more, second + less))
         return peak
 
     def _least_useful(self, standby: Bools) -> int:
@@ -170,7 +166,7 @@ class Forecast:
         return dataclasses.replace(self, holds=holds, primary=primary)
 
 
-def _busiest(load: Floats) -> int:
+def _busiest(load: Doubles) -> int:
     """The rank that the steps wait for longest: the most time as the busiest one."""
     peak = load.max(axis=1, keepdims=True)
     return int(np.argmax(np.where(load == peak, load, 0.0).sum(axis=0)))

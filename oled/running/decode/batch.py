@@ -15,10 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.trace.schema import Phase, Prediction, TokenState
-
-Ids = NDArray[np.int64]
-Confidence = NDArray[np.float32]
-Flags = NDArray[np.bool_]
+from oled.types import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,8 +23,8 @@ class Request:
     """A tokenised prompt, and what forced decoding writes after it."""
 
     index: int
-    prompt: Ids
-    reference: Ids | None = None  # without the end token
+    prompt: Ints
+    reference: Ints | None = None  # without the end token
     seed: int = 0  # of what is drawn at random for it
 
 
@@ -36,13 +33,13 @@ class Share:
     """One request's share of one pass; arrays are [T]."""
 
     request: int
-    tokens: Ids  # which of the pass's B x n tokens these are
-    positions: Ids
-    token_ids: Ids  # as the model saw them
+    tokens: Ints  # which of the pass's B x n tokens these are
+    positions: Ints
+    token_ids: Ints  # as the model saw them
     state: NDArray[np.uint8]  # TokenState before the pass
     context_length: int  # own tokens in the cache before the pass
-    confidence: Confidence
-    accepted: Flags  # in this pass
+    confidence: Floats
+    accepted: Bools  # in this pass
     written: tuple[tuple[int, int], ...] = ()  # position and token of what the pass decided
     produced: int = 0
     block: int = -1
@@ -75,7 +72,7 @@ class Row:
         request: Request,
         new_tokens: int,
         length: int,
-        script: Ids | None,
+        script: Ints | None,
         mask_id: int = 0,
     ) -> None:
         start = len(request.prompt)
@@ -94,12 +91,12 @@ class Row:
         """All output is there, up to and including the end token or the limit."""
         return self.delivered == self.end
 
-    def write(self, positions: Ids, choice: Ids) -> None:
+    def write(self, positions: Ints, choice: Ints) -> None:
         """Open these positions."""
         self.tokens[positions] = choice if self.script is None else self.script[positions]
         self.open[positions] = True
 
-    def written(self, positions: Ids) -> tuple[tuple[int, int], ...]:
+    def written(self, positions: Ints) -> tuple[tuple[int, int], ...]:
         """Positions with the tokens that now stand there."""
         return tuple((int(position), int(self.tokens[position])) for position in positions)
 
@@ -133,7 +130,7 @@ class Row:
         )
 
 
-def columns_of(rows: Iterable[Row], stops: Sequence[int]) -> Ids:
+def columns_of(rows: Iterable[Row], stops: Sequence[int]) -> Ints:
     """The tokens [B, n] from the cached ones to `stops`, padded on the left with token 0."""
     pieces = [row.tokens[row.cached : stop] for row, stop in zip(rows, stops, strict=True)]
     columns = np.zeros((len(pieces), max(len(piece) for piece in pieces)), dtype=np.int64)

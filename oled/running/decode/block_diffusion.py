@@ -10,21 +10,11 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
-from oled.running.decode.batch import (
-    Announce,
-    Confidence,
-    Flags,
-    Ids,
-    Pass,
-    Request,
-    Row,
-    Share,
-    columns_of,
-    unheard,
-)
+from oled.running.decode.batch import Announce, Pass, Request, Row, Share, columns_of, unheard
 from oled.running.decode.cache import CachedBatch
 from oled.running.decode.common import Mode, choose, end_tokens, refuse_canvas, require, script_of
 from oled.trace.schema import ConfidenceKind, Phase
+from oled.types import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +171,7 @@ class BlockLoop:
             row.cached += self.length
         return Pass(Phase.COMMIT, choice.size, tuple(shares))
 
-    def _run(self, phase: Phase, coming: Iterable[Share], *, keep: bool) -> tuple[Confidence, Ids]:
+    def _run(self, phase: Phase, coming: Iterable[Share], *, keep: bool) -> tuple[Floats, Ints]:
         """Confidence and choice [B, L] at every position, decoded ones included."""
         tokens = columns_of(self.rows, [row.cached + self.length for row in self.rows])
         self.announce(Pass(phase, tokens.size, tuple(coming)))
@@ -194,7 +184,7 @@ class BlockLoop:
         share = row.share(index, row.cached + self.length, self.length)
         return replace(share, block=row.cached // self.length)
 
-    def _open(self, row: Row, share: Share, choice: Ids) -> Share:
+    def _open(self, row: Row, share: Share, choice: Ints) -> Share:
         accepted = self._accept(~row.open[share.positions], share.confidence)
         opened = share.positions[accepted]
         row.write(opened, choice[accepted])
@@ -205,7 +195,7 @@ class BlockLoop:
             produced=row.deliver(self.ids.eos),
         )
 
-    def _accept(self, masked: Flags, confidence: Confidence) -> Flags:
+    def _accept(self, masked: Bools, confidence: Floats) -> Bools:
         """Which masked positions [L] to open, the most confident first; at least one."""
         count = self.settings.tokens_per_forward
         if count is None:

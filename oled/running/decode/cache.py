@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from oled.running.decode.batch import Ids, Row
+from oled.running.decode.batch import Row
+from oled.types import Ints
 
 
 class CachedRows:
@@ -37,7 +38,7 @@ class CachedRows:
         every = torch.arange(self.length + columns, device=self._pads.device)
         return every - self._pads[:, None]
 
-    def to_device(self, tokens: Ids) -> Tensor:
+    def to_device(self, tokens: Ints) -> Tensor:
         return torch.from_numpy(tokens).to(self._pads.device)
 
 
@@ -53,7 +54,7 @@ class CachedBatch(CachedRows):
         self._block_length = block_length
 
     @torch.inference_mode()
-    def run(self, tokens: Ids, *, keep: bool) -> Tensor:
+    def run(self, tokens: Ints, *, keep: bool) -> Tensor:
         """Logits [B, n, V] of tokens [B, n] behind the cache, which keeps them or not."""
         logits: Tensor = self.model(**self._inputs(tokens)).logits
         if keep:
@@ -63,7 +64,7 @@ class CachedBatch(CachedRows):
         return logits
 
     @torch.inference_mode()
-    def run_states(self, states: Ids) -> Tensor:
+    def run_states(self, states: Ints) -> Tensor:
         """Logits [n, L, V] of n states [n, L] of one row's block, in one pass over one cache.
 
         A state sees the cache and itself; nothing is kept.
@@ -88,19 +89,19 @@ class CachedBatch(CachedRows):
             self.length -= columns
 
     @torch.inference_mode()
-    def run_last(self, tokens: Ids) -> Tensor:
+    def run_last(self, tokens: Ints) -> Tensor:
         """Logits [B, V] of the last column; all columns go into the cache."""
         logits: Tensor = self.model(**self._inputs(tokens), logits_to_keep=1).logits
         self.length += tokens.shape[1]
         return logits[:, -1]
 
     @torch.inference_mode()
-    def fill(self, tokens: Ids) -> None:
+    def fill(self, tokens: Ints) -> None:
         """Run tokens [B, n] into the cache without the head, the larger part for a long prompt."""
         self.model.base_model(**self._inputs(tokens))
         self.length += tokens.shape[1]
 
-    def _inputs(self, tokens: Ids) -> dict[str, object]:
+    def _inputs(self, tokens: Ints) -> dict[str, object]:
         own = self.own_positions(tokens.shape[1])
         return {
             "input_ids": self.to_device(tokens),
@@ -127,7 +128,7 @@ class CachedCanvases(CachedRows):
     """A model whose encoder fills the cache and whose decoder reads it."""
 
     @torch.inference_mode()
-    def encode(self, tokens: Ids) -> None:
+    def encode(self, tokens: Ints) -> None:
         """Run tokens [B, n] through the encoder into the cache."""
         own = self.own_positions(tokens.shape[1])
         self.model.base_model.encoder(
@@ -139,7 +140,7 @@ class CachedCanvases(CachedRows):
         self.length += tokens.shape[1]
 
     @torch.inference_mode()
-    def denoise(self, canvases: Ids, conditioning: Tensor | None) -> Tensor:
+    def denoise(self, canvases: Ints, conditioning: Tensor | None) -> Tensor:
         """Logits [B, C, V] of canvases [B, C] behind the cache, which stays as it is.
 
         `conditioning` [B, C, V] is what the pass before it said of the same canvases.

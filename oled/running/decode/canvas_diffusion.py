@@ -17,20 +17,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
-from oled.running.decode.batch import (
-    Announce,
-    Confidence,
-    Pass,
-    Request,
-    Row,
-    Share,
-    columns_of,
-    unheard,
-)
+from oled.running.decode.batch import Announce, Pass, Request, Row, Share, columns_of, unheard
 from oled.running.decode.cache import CachedCanvases
 from oled.running.decode.canvas import Canvases, Rules
 from oled.running.decode.common import canvas_length, choose, end_tokens, require
 from oled.trace.schema import ConfidenceKind, Phase
+from oled.types import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +119,7 @@ class _Loop:
             request.index: Canvases(rules, length, vocabulary, request.seed, model.device)
             for request in requests
         }
-        self.confidence: dict[int, Confidence] = {}  # of each request's last denoising pass
+        self.confidence: dict[int, Floats] = {}  # of each request's last denoising pass
         longest = max(row.prompt_length for row in self.rows)
         self.cache = CachedCanvases(model, [longest - row.prompt_length for row in self.rows])
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
-from oled.running.decode.batch import Confidence, Ids, Request
+from oled.running.decode.batch import Request
+from oled.types import Floats, Ints
 
 
 class Mode(StrEnum):
@@ -55,7 +56,7 @@ def end_tokens(
     return tuple(dict.fromkeys(int(one) for one in flat if one is not None))
 
 
-def script_of(mode: Mode, request: Request, length: int, eos_ids: tuple[int, ...]) -> Ids | None:
+def script_of(mode: Mode, request: Request, length: int, eos_ids: tuple[int, ...]) -> Ints | None:
     """What forced decoding writes at each of `length` positions: the reference, then end tokens."""
     if mode is Mode.FREE:
         return None
@@ -72,7 +73,7 @@ def script_of(mode: Mode, request: Request, length: int, eos_ids: tuple[int, ...
 
 
 @torch.inference_mode()
-def choose(logits: Tensor, mask_id: int | None = None) -> tuple[Confidence, Ids]:
+def choose(logits: Tensor, mask_id: int | None = None) -> tuple[Floats, Ints]:
     """Probability and id of the likeliest token over the last dimension, never the mask."""
     logits = logits.float()
     if mask_id is not None:

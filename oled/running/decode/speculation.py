@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from oled.errors import UserError
 from oled.running.decode.batch import Request
 from oled.running.decode.common import require
-
-Flags = NDArray[np.bool_]
+from oled.types import Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +42,9 @@ class VerifySet:
 
     def __init__(self, settings: Drafting) -> None:
         self._settings = settings
-        self._experts: Flags | None = None  # [L, E], none before the first state
+        self._experts: Bools | None = None  # [L, E], none before the first state
 
-    def keeps(self, confidence: float, experts: Flags) -> bool:
+    def keeps(self, confidence: float, experts: Bools) -> bool:
         """Whether the next state, which needs `experts` [L, E], is verified, too."""
         if self._experts is None:
             self._experts = experts

@@ -19,12 +19,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
 from oled.running.decode.autoregressive import Autoregressive
-from oled.running.decode.batch import Announce, Ids, Pass, Request, Row, Share, unheard
+from oled.running.decode.batch import Announce, Pass, Request, Row, Share, unheard
 from oled.running.decode.cache import CachedBatch
 from oled.running.decode.common import Mode, choose
 from oled.running.decode.speculation import Drafting, VerifySet, refuse_batches
 from oled.running.drafting import Draft
 from oled.trace.schema import Phase, TokenState
+from oled.types import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class _Loop:
 
     def _share(self, tokens: Sequence[int], behind: int = 0) -> Share:
         """Tokens that stand so many positions behind the cache, before anything is known."""
-        ids: Ids = np.array(tokens, dtype=np.int64)
+        ids: Ints = np.array(tokens, dtype=np.int64)
         return Share(
             request=self.row.request.index,
             tokens=np.arange(len(ids)),

@@ -20,22 +20,13 @@ from typing import NamedTuple, Self
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oled.running.decode.batch import (
-    Announce,
-    Confidence,
-    Flags,
-    Ids,
-    Pass,
-    Request,
-    Row,
-    Share,
-    unheard,
-)
+from oled.running.decode.batch import Announce, Pass, Request, Row, Share, unheard
 from oled.running.decode.block_diffusion import BlockDiffusion, BlockIds, BlockLoop
 from oled.running.decode.common import choose
 from oled.running.decode.speculation import Drafting, VerifySet, refuse_batches
 from oled.running.drafting import Draft
 from oled.trace.schema import Phase, TokenState
+from oled.types import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +57,8 @@ class SpeculativeBlocks(BlockDiffusion):
 class State(NamedTuple):
     """A block on its way."""
 
-    tokens: Ids  # [L]
-    open: Flags  # [L]
+    tokens: Ints  # [L]
+    open: Bools  # [L]
 
     def same(self, other: State) -> bool:
         return np.array_equal(self.tokens, other.tokens) and np.array_equal(self.open, other.open)
@@ -158,8 +149,8 @@ class SpeculativeLoop(BlockLoop):
         )
 
     def _step(
-        self, row: Row, state: State, confidence: Confidence, choice: Ids
-    ) -> tuple[State, Flags]:
+        self, row: Row, state: State, confidence: Floats, choice: Ints
+    ) -> tuple[State, Bools]:
         """Where a decision leads, and what it opens [L]."""
         opened = self._accept(~state.open, confidence)
         if row.script is not None:

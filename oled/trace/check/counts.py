@@ -6,15 +6,12 @@ import bisect
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.check.report import Collector, Finding, RowGroup
 from oled.trace.manifest import Kept, Manifest
 from oled.trace.reader import offsets_of
 from oled.trace.tables import ROUTING
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from oled.types import Bools, Ints
 
 WINDOW = 8192
 """Forwards that are counted at once."""
@@ -24,12 +21,12 @@ WINDOW = 8192
 class Expected:
     """What the forwards and tokens tables promise about the rows."""
 
-    tokens: NDArray[np.int64]  # [F]
-    phase: NDArray[np.int64]  # [F]
-    token_offsets: NDArray[np.int64]  # [F+1]
+    tokens: Ints  # [F]
+    phase: Ints  # [F]
+    token_offsets: Ints  # [F+1]
     pad: Bools  # [N]
 
-    def places(self, rows: RowGroup, layers: NDArray[np.int64]) -> tuple[NDArray[np.int64], Bools]:
+    def places(self, rows: RowGroup, layers: Ints) -> tuple[Ints, Bools]:
         """Dense layers of rows, and whether forward, layer and token are all known."""
         place = np.minimum(np.searchsorted(layers, rows.layer), len(layers) - 1)
         known = layers[place] == rows.layer
@@ -146,6 +143,6 @@ class RowCounts:
         return self._starts[max(index, 0)][1] if self._starts else ROUTING
 
 
-def count_between(flags: Bools, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+def count_between(flags: Bools, offsets: Ints) -> Ints:
     """How many flags are set in each range offsets[i]:offsets[i+1]."""
     return np.diff(offsets_of(flags)[offsets])

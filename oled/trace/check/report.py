@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from oled.types import Bools, Ints
 
 RULES: dict[str, tuple[str, str]] = {
     "manifest": (
@@ -169,7 +170,7 @@ class Collector:
         if sum(known.rule == finding.rule for known in self.findings) < self.limit:
             self.findings.append(finding)
 
-    def add_rows(self, rule: str, wrong: NDArray[np.bool_], locate: Locate, say: Say) -> None:
+    def add_rows(self, rule: str, wrong: Bools, locate: Locate, say: Say) -> None:
         """A finding for each wrong row; the places and words are made for the first few only."""
         rows = np.flatnonzero(wrong)
         for index in rows[: self.limit]:
@@ -187,14 +188,14 @@ class RowGroup:
     found: Collector
     file: str
     start: int  # row in the file of the first
-    forward: NDArray[np.int64]
-    layer: NDArray[np.int64]
-    token: NDArray[np.int64] | None = None
+    forward: Ints
+    layer: Ints
+    token: Ints | None = None
 
     def report(
         self,
         rule: str,
-        wrong: NDArray[np.bool_],
+        wrong: Bools,
         text: Callable[[int], str],
         value: Callable[[int], object],
     ) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.check.counts import Expected, RowCounts
 from oled.trace.check.report import Collector, Finding, RowGroup
@@ -14,11 +13,10 @@ from oled.trace.files import Columns, row_groups
 from oled.trace.manifest import Manifest, Part
 from oled.trace.schema import NO_EXPERT, Phase
 from oled.trace.tables import ROUTING
+from oled.types import Bools, ExpertIds
 
 TOLERANCE = 4e-3
 """Relative, for sums of weights: bf16 weights gave sums from 0.9975 to 1.0024."""
-
-Bools = NDArray[np.bool_]
 
 
 class RoutingCheck:
@@ -78,7 +76,7 @@ class RoutingCheck:
         self._captured |= np.bincount(place[filled & inside], minlength=layers) > 0
         self._rows_of_layer += np.bincount(place[inside], minlength=layers)
 
-    def _check_ids(self, rows: RowGroup, ids: NDArray[np.uint16], place: Any) -> None:
+    def _check_ids(self, rows: RowGroup, ids: ExpertIds, place: Any) -> None:
         used = ids != NO_EXPERT
         limit = self._num_ids[place]
         outside = used & (ids >= limit[:, None])
@@ -100,9 +98,7 @@ class RoutingCheck:
             "no_expert", ~used.any(axis=1), lambda i: "all slots are unused", lambda i: NO_EXPERT
         )
 
-    def _check_weights(
-        self, rows: RowGroup, ids: NDArray[np.uint16], weights: Any, drafted: Bools
-    ) -> None:
+    def _check_weights(self, rows: RowGroup, ids: ExpertIds, weights: Any, drafted: Bools) -> None:
         """Finite weights, and their sum; a draft executes a part of what it was routed to."""
         used = ids != NO_EXPERT
         wrong = used & ~(np.isfinite(weights) & (weights >= 0))

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from oled.trace.check.counts import Expected
 from oled.trace.check.report import Collector, RowGroup
 from oled.trace.files import Columns, batches, row_groups
 from oled.trace.manifest import Manifest, Part
 from oled.trace.schema import NO_EXPERT
+from oled.types import ExpertIds, Floats
 
 RULE = "side_tables"
 
@@ -52,7 +52,7 @@ def _check_score_rows(
             _check_finite(rows, ids, columns[name])
 
 
-def _check_finite(rows: RowGroup, ids: NDArray[np.uint16], values: NDArray[np.float32]) -> None:
+def _check_finite(rows: RowGroup, ids: ExpertIds, values: Floats) -> None:
     wrong = (ids != NO_EXPERT) & ~np.isfinite(values)
     rows.report(
         RULE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,7 @@ from oled.trace.check.report import Collector, Locate
 from oled.trace.files import Columns
 from oled.trace.manifest import Manifest, Part
 from oled.trace.schema import Phase, TokenState
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from oled.types import Array, Bools, ExpertIds, Ints
 
 
 def locator(parts: Sequence[Part]) -> Locate:
@@ -154,7 +151,7 @@ def check_tokens(
 
 def _check_accepted(
     flags: NDArray[np.uint8],
-    counts: NDArray[np.uint16],
+    counts: ExpertIds,
     offsets: Ints,
     locate: Locate,
     found: Collector,
@@ -170,8 +167,8 @@ def _check_accepted(
 
 
 def _check_confidence(
-    confidence: NDArray[Any],
-    state: NDArray[Any],
+    confidence: Array,
+    state: Array,
     manifest: Manifest,
     report: Callable[[str, Bools, str, str], None],
 ) -> None:

@@ -10,24 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.longform import active_windows, distinct
 from oled.trace.options import Options
 from oled.trace.stream import TraceStream
+from oled.types import Array, Ints
 
 ACCESS = ("step", "token")
 RECORD = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
 """oracleGeneral: 24 bytes without padding; `next` is the number of the object's next request."""
 NEVER = -1
 
-Accesses = NDArray[Any]  # of RECORD
+Accesses = Array  # of RECORD
 
 
 def to_oracle_general(stream: TraceStream, path: Path, options: Options) -> None:
@@ -50,9 +49,7 @@ def to_oracle_general(stream: TraceStream, path: Path, options: Options) -> None
             total += len(requests)
 
 
-def _fill_in(
-    path: Path, latest: dict[int, int], objects: NDArray[Any], numbers: NDArray[np.int64]
-) -> None:
+def _fill_in(path: Path, latest: dict[int, int], objects: Array, numbers: Ints) -> None:
     """Tell the last request of each of these objects about its next one."""
     known = [
         (latest[item], number)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields, parse_json
 from oled.trace.limits import require_memory
+from oled.types import Array
 
 MAX_HEADER_BYTES = 16 << 20
 DAMAGE = (
@@ -73,13 +73,13 @@ def damage(path: Path, kind: str) -> Iterator[None]:
         raise TraceError(f"{path}: not readable as {kind} ({reason})") from None
 
 
-def read_npy(path: Path) -> NDArray[Any]:
+def read_npy(path: Path) -> Array:
     """One array, mapped rather than read; pickled objects are refused."""
     with damage(path, "NPY"):
         return np.asarray(np.load(path, allow_pickle=False, mmap_mode="r"))
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path) -> dict[str, Array]:
     """Its arrays by name, in the order of the file; pickled objects are refused."""
     with damage(path, "NPZ"):
         with zipfile.ZipFile(path) as archive:
@@ -91,13 +91,13 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
             return {name: _array(data[name]) for name in data.files}
 
 
-def _array(value: Any) -> NDArray[Any]:
+def _array(value: Any) -> Array:
     if not isinstance(value, np.ndarray):
         raise ValueError("a member is no array")
     return value
 
 
-def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+def read_safetensors(path: Path) -> dict[str, Array]:
     """Its tensors by name, mapped rather than read; bfloat16 becomes float32."""
     with damage(path, "safetensors"):
         size = path.stat().st_size
@@ -110,7 +110,7 @@ def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
         return {name: _tensor(path, name, header[name], 8 + length, size) for name in names}
 
 
-def _tensor(path: Path, name: str, about: Any, start: int, size: int) -> NDArray[Any]:
+def _tensor(path: Path, name: str, about: Any, start: int, size: int) -> Array:
     fields = JsonFields(about, f"{path}: {name}")
     kind = fields.get("dtype", str)
     if kind not in _DTYPES:

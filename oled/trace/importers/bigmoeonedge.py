@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.importers.arrays import damage
@@ -34,14 +33,13 @@ from oled.trace.schema import (
     Phase,
     WeightKind,
 )
+from oled.types import Bools, Doubles, ExpertIds, Floats, Ints
 
 COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 LACKS = ("confidence", "token_ids")
 TURN, PHASE, STEP, LAYER, SLOT, EXPERT, WEIGHT = range(7)
 PREFILL, DECODE = 0, 1
 MAX_STEP = 1 << 31
-
-Table = NDArray[np.float64]
 
 
 def read(path: Path, options: Options) -> Source:
@@ -75,7 +73,7 @@ class _Header:
     dense_bytes: tuple[int, ...]
 
 
-def _parse(path: Path) -> tuple[_Header, Table, int]:
+def _parse(path: Path) -> tuple[_Header, Doubles, int]:
     """Header, rows, and the line number of the first row."""
     with damage(path, "text"):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -123,7 +121,7 @@ def _header(path: Path, comments: list[str]) -> _Header:
     return _Header(name, geometry, tuple(int(size) for _, _, size in layers))
 
 
-def _validate(path: Path, header: _Header, table: Table, first_line: int) -> None:
+def _validate(path: Path, header: _Header, table: Doubles, first_line: int) -> None:
     """Whole numbers in range, and no cell named twice."""
     shape = header.geometry
     for column, name, limit in (
@@ -163,13 +161,13 @@ class _Cube:
     """One forward: [L, T, k], and which (layer, token) cells are there."""
 
     phase: Phase
-    steps: NDArray[np.int64]  # [T]
-    expert_ids: NDArray[np.uint16]
-    weights: NDArray[np.float32]
-    present: NDArray[np.bool_]  # [L, T]
+    steps: Ints  # [T]
+    expert_ids: ExpertIds
+    weights: Floats
+    present: Bools  # [L, T]
 
     @classmethod
-    def of(cls, path: Path, header: _Header, rows: Table) -> _Cube:
+    def of(cls, path: Path, header: _Header, rows: Doubles) -> _Cube:
         whole = rows[:, : EXPERT + 1].astype(np.int64)
         steps, token = np.unique(whole[:, STEP], return_inverse=True)
         shape = (header.geometry.num_layers, len(steps), header.geometry.top_k)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields, parse_json
@@ -31,6 +30,7 @@ from oled.trace.schema import (
     TokenState,
     WeightKind,
 )
+from oled.types import Array
 
 LACKS = ("weights", "confidence", "token_ids", "decoding", "layers", "expert_bytes")
 WINDOW = 512
@@ -73,7 +73,7 @@ def read(path: Path, options: Options) -> Source:
     return Source(manifest, _records(experts))
 
 
-def _arrays(path: Path) -> tuple[NDArray[Any], Any]:
+def _arrays(path: Path) -> tuple[Array, Any]:
     arrays = read_npz(path)
     missing = [name for name in ("experts", "meta") if name not in arrays]
     if missing:
@@ -84,7 +84,7 @@ def _arrays(path: Path) -> tuple[NDArray[Any], Any]:
     return experts, parse_json(str(arrays["meta"]), f"{path}: meta")
 
 
-def _records(experts: NDArray[Any]) -> Iterator[ForwardRecord]:
+def _records(experts: Array) -> Iterator[ForwardRecord]:
     layers = np.arange(experts.shape[0])
     by_token = np.ascontiguousarray(experts.swapaxes(0, 1))  # [N, L, k]
     for token, ids in enumerate(by_token):

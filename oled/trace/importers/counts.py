@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from oled.types import Bools, Ints
 
 
 def tokens_of_counts(counts: Ints, top_k: int) -> Ints:
@@ -13,7 +13,7 @@ def tokens_of_counts(counts: Ints, top_k: int) -> Ints:
     return np.asarray(np.maximum(-(-counts.sum(axis=1) // top_k), counts.max(axis=1)))
 
 
-def rows_of_counts(counts: Ints, top_k: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+def rows_of_counts(counts: Ints, top_k: int) -> tuple[NDArray[np.int32], Bools]:
     """Ids [L, T, k], -1 where unused, and which (layer, token) cells have a row.
 
     Each expert's tokens are dealt to one token after the other, so that none gets an expert twice.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from oled.trace.limits import require_memory
 from oled.trace.manifest import Gap, Kept
 from oled.trace.options import Options
 from oled.trace.schema import NO_EXPERT, ForwardRecord, Phase, WeightKind
+from oled.types import Array, ExpertIds, Floats, Ints
 
 NAME = "jsonl"
 LACKS = ("confidence", "requests", "phases", "token_ids")
@@ -43,9 +43,9 @@ class _Rows:
     """All lines, as arrays."""
 
     layer: NDArray[np.int32]  # [R]
-    token: NDArray[np.int64]  # [R]
-    ids: NDArray[np.uint16]  # [R, k]
-    weights: NDArray[np.float32] | None  # [R, k]
+    token: Ints  # [R]
+    ids: ExpertIds  # [R, k]
+    weights: Floats | None  # [R, k]
 
 
 def read(path: Path, options: Options) -> Source:
@@ -107,7 +107,7 @@ def _read(path: Path) -> _Rows:
     )
 
 
-def _wide(values: NDArray[Any], width: int, fill: int) -> NDArray[Any]:
+def _wide(values: Array, width: int, fill: int) -> Array:
     missing = width - values.shape[1]
     return np.pad(values, ((0, 0), (0, missing)), constant_values=fill)
 
@@ -184,7 +184,7 @@ def _weight_kind(path: Path, options: Options, rows: _Rows) -> tuple[WeightKind,
 def _records(
     rows: _Rows,
     layers: NDArray[np.int32],
-    tokens: NDArray[np.int64],
+    tokens: Ints,
     top_k: int,
     with_weights: bool,
 ) -> Iterator[ForwardRecord]:

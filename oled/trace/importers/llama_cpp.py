@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.importers.arrays import damage
@@ -32,13 +31,12 @@ from oled.trace.schema import (
     ForwardRecord,
     Phase,
 )
+from oled.types import Ints
 
 NAME = "llama_cpp"
 HEADER = "layer,expert"
 LACKS = ("weights", "confidence", "requests", "token_ids")
 OPTIONS = {name: FACTS[name] for name in ("model", "experts", "top_k", "expert_bytes", "layers")}
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

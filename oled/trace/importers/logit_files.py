@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import brief
 from oled.trace.importers.arrays import read_npz, read_safetensors
 from oled.trace.importers.tensors import read_tensors
+from oled.types import Array, Bools
 
 MASK, TOKENS, LOGITS = "attention_mask", "input_ids", "router_logits"
 
@@ -24,10 +24,10 @@ class LogitFile:
 
     path: Path
     count: int  # layers of the axis, dense ones included
-    layers: dict[int, NDArray[Any]]  # place on that axis: [batch * seq, E]
+    layers: dict[int, Array]  # place on that axis: [batch * seq, E]
     batch: int | None
-    mask: NDArray[np.bool_] | None  # [batch, seq] true where there is a token
-    token_ids: NDArray[Any] | None  # [batch, seq]
+    mask: Bools | None  # [batch, seq] true where there is a token
+    token_ids: Array | None  # [batch, seq]
 
 
 def read_logits(path: Path) -> LogitFile:
@@ -62,7 +62,7 @@ def read_logits(path: Path) -> LogitFile:
     )
 
 
-def _by_place(path: Path, layers: Any) -> dict[int, NDArray[Any] | None]:
+def _by_place(path: Path, layers: Any) -> dict[int, Array | None]:
     if not isinstance(layers, list):
         raise TraceError(f"{path}: {brief(layers)} is no list of layers")
     return {
@@ -71,8 +71,8 @@ def _by_place(path: Path, layers: Any) -> dict[int, NDArray[Any] | None]:
     }
 
 
-def _by_name(path: Path, layers: dict[Any, Any]) -> dict[int, NDArray[Any] | None]:
-    found: dict[int, NDArray[Any] | None] = {}
+def _by_name(path: Path, layers: dict[Any, Any]) -> dict[int, Array | None]:
+    found: dict[int, Array | None] = {}
     for name, layer in layers.items():
         numbers = re.findall(r"[0-9]{1,5}", str(name))
         if not numbers or int(numbers[-1]) in found:
@@ -81,7 +81,7 @@ def _by_name(path: Path, layers: dict[Any, Any]) -> dict[int, NDArray[Any] | Non
     return found
 
 
-def _logits(path: Path, name: str, value: Any) -> NDArray[Any]:
+def _logits(path: Path, name: str, value: Any) -> Array:
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
         raise TraceError(f"{path}: {name} is no tensor of floating-point numbers: {brief(value)}")
     if value.ndim not in (2, 3) or 0 in value.shape:
@@ -91,7 +91,7 @@ def _logits(path: Path, name: str, value: Any) -> NDArray[Any]:
     return value
 
 
-def _matrix(path: Path, name: str, value: Any) -> NDArray[Any]:
+def _matrix(path: Path, name: str, value: Any) -> Array:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iub" or value.ndim != 2:
         raise TraceError(f"{path}: {name} must be [batch, seq] of whole numbers")
     return value

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.options import Options
 from oled.trace.schema import WeightKind
+from oled.types import Array, Doubles, Ints
 
 SCORINGS = ("softmax", "sigmoid", "selected")
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class Routing:
             return WeightKind.SUM_ONE, None
         return WeightKind.SCALED_SUM, self.scale
 
-    def scores(self, logits: NDArray[Any], where: str) -> Floats:
+    def scores(self, logits: Array, where: str) -> Doubles:
         """Scores of all experts [T, E]; refuses what is not finite or not what was said."""
         with np.errstate(all="ignore"):  # what is not finite is refused next
             values = logits.astype(np.float64)
@@ -68,11 +66,11 @@ class Routing:
             return np.asarray(1 / (1 + np.exp(-np.clip(values, -700, 700))))
         return softmax(values)
 
-    def best(self, scores: Floats, count: int) -> NDArray[np.int64]:
+    def best(self, scores: Doubles, count: int) -> Ints:
         """The experts with the best scores, best first; ties by id: i64[T, count]."""
         return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
-    def weights(self, logits: NDArray[Any], scores: Floats, ids: NDArray[np.int64]) -> Floats:
+    def weights(self, logits: Array, scores: Doubles, ids: Ints) -> Doubles:
         """Weights of the chosen experts [T, k]."""
         if self.scoring == "selected" and not self.softmaxed:
             return softmax(np.take_along_axis(logits.astype(np.float64), ids, axis=1))
@@ -82,7 +80,7 @@ class Routing:
         return np.asarray(chosen * self.scale)
 
 
-def softmax(values: Floats) -> Floats:
+def softmax(values: Doubles) -> Doubles:
     """Over the last axis."""
     raised = np.exp(values - values.max(axis=-1, keepdims=True))
     return np.asarray(raised / raised.sum(axis=-1, keepdims=True))

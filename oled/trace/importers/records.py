@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.schema import MAX_TOKENS, ForwardRecord, Phase, RouterScores, TokenState
+from oled.types import Array, Bools
 
 
 def plain_record(
     pass_id: int,
     phase: Phase,
-    layers: NDArray[Any],
-    expert_ids: NDArray[Any],
+    layers: Array,
+    expert_ids: Array,
     *,
     request: int = 0,
-    weights: NDArray[Any] | None = None,
-    positions: NDArray[Any] | None = None,
-    token_ids: NDArray[Any] | None = None,
+    weights: Array | None = None,
+    positions: Array | None = None,
+    token_ids: Array | None = None,
     context: int = 0,
-    state: NDArray[Any] | None = None,
-    accepted: NDArray[Any] | None = None,
+    state: Array | None = None,
+    accepted: Array | None = None,
     produced: int = 0,
-    row_tokens: tuple[NDArray[Any], ...] | None = None,
+    row_tokens: tuple[Array, ...] | None = None,
     scores: RouterScores | None = None,
 ) -> ForwardRecord:
     """A record of ids [Lr, T, k]; whatever is not given is unknown.
@@ -66,7 +65,7 @@ def chunks(begin: int, end: int) -> Iterator[tuple[int, int]]:
         yield at, min(at + MAX_TOKENS, end)
 
 
-def row_tokens(present: NDArray[np.bool_]) -> tuple[NDArray[Any], ...] | None:
+def row_tokens(present: Bools) -> tuple[Array, ...] | None:
     """Of each layer the tokens that have rows, from bool[Lr, T]; None where all have."""
     if present.all():
         return None

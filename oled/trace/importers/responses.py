@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields, brief, parse_json
 from oled.trace.importers.arrays import damage, read_npy, read_npz
 from oled.trace.importers.routed import Routes
+from oled.types import Array
 
 
-def arrays_of(path: Path) -> dict[str, NDArray[Any]] | None:
+def arrays_of(path: Path) -> dict[str, Array] | None:
     """Arrays of an NPY (named by its stem) or NPZ file; None where it is neither."""
     if path.suffix == ".npy":
         return {path.stem: read_npy(path)}
@@ -42,7 +42,7 @@ def objects_of(path: Path) -> Iterator[JsonFields]:
         yield JsonFields(item, where)
 
 
-def plain_routes(arrays: dict[str, NDArray[Any]]) -> list[Routes]:
+def plain_routes(arrays: dict[str, Array]) -> list[Routes]:
     """Each array is a request of its own."""
     return [Routes(name, ids) for name, ids in arrays.items()]
 
@@ -55,7 +55,7 @@ def from_base64(text: str, where: str) -> bytes:
         raise TraceError(f"{where}: not base64 ({error})") from None
 
 
-def decoded_array(value: Any, where: str) -> NDArray[Any]:
+def decoded_array(value: Any, where: str) -> Array:
     """Ids as nested lists, as a base64 NPY file, or as {data, dtype, shape} with base64 data."""
     with damage(Path(where), "an array of ids"):
         ids = _decoded(value, where)
@@ -64,7 +64,7 @@ def decoded_array(value: Any, where: str) -> NDArray[Any]:
         return ids
 
 
-def _decoded(value: Any, where: str) -> NDArray[Any]:
+def _decoded(value: Any, where: str) -> Array:
     match value:
         case list():
             return np.array(value)

@@ -23,6 +23,7 @@ from oled.trace.importers.source import Source, provenance
 from oled.trace.manifest import Gap, Kept
 from oled.trace.options import Options
 from oled.trace.schema import NO_EXPERT, ForwardRecord, Phase
+from oled.types import Bools, Ints
 
 LACKS = ("weights", "confidence", "passes")
 OPTIONS = {
@@ -109,18 +110,18 @@ def _without_unused_slots(path: Path, found: list[Ids], facts: Facts) -> list[Id
     return [ids[..., :top_k] for ids in found]
 
 
-def _written(ids: Ids) -> NDArray[np.bool_]:
+def _written(ids: Ids) -> Bools:
     """Which (token, layer) rows are real, for they name expert 0 at most once."""
     return np.asarray((ids > 0).any(axis=2) | ((ids == 0).sum(axis=2) == 1))
 
 
 def _moe_layers(
     path: Path,
-    layers: NDArray[np.int64],
-    written: Sequence[NDArray[np.bool_]],
+    layers: Ints,
+    written: Sequence[Bools],
     found: Sequence[Ids],
     facts: Facts,
-) -> NDArray[np.bool_]:
+) -> Bools:
     """Which places of the layer axis have experts: as named, else as the rows show."""
     seen = np.array([cube.any(axis=0) for cube in written]).any(axis=0)
     if facts.moe_layers is not None:
@@ -149,8 +150,8 @@ def _refuse_half_rows(
     path: Path,
     requests: Sequence[Routes],
     ids: Sequence[Ids],
-    present: Sequence[NDArray[np.bool_]],
-    layers: NDArray[np.int64],
+    present: Sequence[Bools],
+    layers: Ints,
 ) -> None:
     """A row with an expert twice was written in part only."""
     for routes, cube, there in zip(requests, ids, present, strict=True):
@@ -170,13 +171,13 @@ class _Plan:
     """A request's tokens, and how they become forwards."""
 
     ids: Ids  # [T, L, k], NO_EXPERT for unused slots
-    present: NDArray[np.bool_]  # [T, L]
-    positions: NDArray[np.int64]  # [T]
+    present: Bools  # [T, L]
+    positions: Ints  # [T]
     prompt: int | None  # the first so many are the prompt
-    token_ids: NDArray[np.int64] | None  # [T]
+    token_ids: Ints | None  # [T]
 
     @classmethod
-    def of(cls, routes: Routes, ids: Ids, present: NDArray[np.bool_], prompt: int | None) -> _Plan:
+    def of(cls, routes: Routes, ids: Ids, present: Bools, prompt: int | None) -> _Plan:
         """Without the tokens that no layer has rows for."""
         kept = np.flatnonzero(present.any(axis=1))
         prompt = routes.prompt if routes.prompt is not None else prompt
@@ -206,7 +207,7 @@ def _gaps(plans: Sequence[_Plan], layers: tuple[int, ...]) -> Iterator[Gap]:
             yield Gap(layers[place], phase, Kept.SOME, "rows that the engine never wrote")
 
 
-def _records(plans: Sequence[_Plan], layers: NDArray[np.int64]) -> Iterator[ForwardRecord]:
+def _records(plans: Sequence[_Plan], layers: Ints) -> Iterator[ForwardRecord]:
     pass_id = 0
     for request, plan in enumerate(plans):
         for phase, begin, end in plan.forwards():

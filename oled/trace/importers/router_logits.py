@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.importers.facts import FACTS, Facts
@@ -27,6 +25,7 @@ from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Source, provenance, source_files
 from oled.trace.options import Options
 from oled.trace.schema import ForwardRecord, Phase, RouterScores, TokenState
+from oled.types import Array, Bools, Ints
 
 NAME = "router_logits"
 SUFFIXES = (".pt", ".npz", ".safetensors")
@@ -46,8 +45,8 @@ OPTIONS = {
 class _Rows:
     """The batch of one forward, as rows of tokens."""
 
-    real: NDArray[np.bool_]  # [B, S] false for pads
-    token_ids: NDArray[np.int64]  # [B, S] -1 unknown
+    real: Bools  # [B, S] false for pads
+    token_ids: Ints  # [B, S] -1 unknown
 
     @classmethod
     def of(cls, file: LogitFile, batch: int | None) -> _Rows:
@@ -67,7 +66,7 @@ class _Rows:
         return cls(real, ids)
 
 
-def _last(file: LogitFile, array: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
+def _last(file: LogitFile, array: Array, shape: tuple[int, int]) -> Array:
     if len(array) != shape[0] or array.shape[1] < shape[1]:
         raise TraceError(
             f"{file.path}: a mask or ids of {list(array.shape)} for {shape[0]} rows of {shape[1]} "
@@ -115,7 +114,7 @@ def _records(
     layers: tuple[int, ...],
 ) -> Iterator[ForwardRecord]:
     batch, kept = options.integer("batch"), options.integer("scores") or 0
-    seen: NDArray[np.int64] | None = None  # tokens of each row so far
+    seen: Ints | None = None  # tokens of each row so far
     for pass_id, path in enumerate(files):
         file = read_logits(path)
         if tuple(a.shape[1] for _, a in sorted(file.layers.items())) != experts:
@@ -154,7 +153,7 @@ def _records(
 
 def _route(
     file: LogitFile, routing: Routing, kept: int
-) -> tuple[NDArray[Any], NDArray[Any], RouterScores | None]:
+) -> tuple[Array, Array, RouterScores | None]:
     """Ids and weights [L, N, k] of all tokens, and their best scores."""
     ids, weights, best, values = [], [], [], []
     for place, logits in sorted(file.layers.items()):

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.importers.counts import rows_of_counts, tokens_of_counts
@@ -15,6 +14,7 @@ from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Source
 from oled.trace.manifest import Gap, Kept
 from oled.trace.schema import MAX_TOKENS, ForwardRecord, Phase
+from oled.types import Array, Ints
 
 LACKS = (
     "weights",
@@ -27,7 +27,7 @@ LACKS = (
 )
 
 
-def logical_counts(counts: NDArray[Any], experts: NDArray[Any] | None) -> NDArray[np.int64]:
+def logical_counts(counts: Array, experts: Array | None) -> Ints:
     """Counts [layers, E] from counts of physical experts: replicas of an expert are added."""
     if experts is None:
         return counts.astype(np.int64)
@@ -42,7 +42,7 @@ def logical_counts(counts: NDArray[Any], experts: NDArray[Any] | None) -> NDArra
 
 
 def count_source(
-    counts: Sequence[NDArray[Any]], facts: Facts, about: dict[str, Any], *, ordered: bool
+    counts: Sequence[Array], facts: Facts, about: dict[str, Any], *, ordered: bool
 ) -> Source:
     """Passes of counts [layers, E] as forwards of made-up tokens with the same counts."""
     top_k = facts.require_top_k()
@@ -82,9 +82,7 @@ def count_source(
     return Source(manifest, _records(kept, layers, top_k))
 
 
-def _records(
-    counts: Sequence[NDArray[np.int64]], layers: NDArray[np.int64], top_k: int
-) -> Iterator[ForwardRecord]:
+def _records(counts: Sequence[Ints], layers: Ints, top_k: int) -> Iterator[ForwardRecord]:
     for pass_id, one in enumerate(counts):
         ids, present = rows_of_counts(one, top_k)
         yield plain_record(

@@ -19,10 +19,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields, brief
@@ -32,6 +30,7 @@ from oled.trace.importers.sglang_tokens import RankTokens, token_source
 from oled.trace.importers.source import Source, provenance, source_files
 from oled.trace.importers.tensors import read_tensors
 from oled.trace.options import Options
+from oled.types import Array, Ints
 
 NAME = "sglang_dump"
 SUFFIXES = (".pt",)
@@ -55,8 +54,8 @@ class _Record:
     """What one rank wrote of one pass."""
 
     fields: JsonFields
-    data: NDArray[Any]  # ids [layers, tokens, 8] or counts [layers, physical experts]
-    experts: NDArray[Any] | None  # logical ids of physical ones [layers, physical]
+    data: Array  # ids [layers, tokens, 8] or counts [layers, physical experts]
+    experts: Array | None  # logical ids of physical ones [layers, physical]
 
     def content(self) -> bytes:
         """Equal for copies: the data, and the tokens where there are any."""
@@ -128,7 +127,7 @@ def _own_shares(ranks: list[_Record], dp_size: int | None) -> list[_Record]:
     return ranks[::copies]
 
 
-def _added(counts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+def _added(counts: list[Ints]) -> Ints:
     """The counts of all ranks; their maps may name different last experts."""
     widest = max(one.shape[1] for one in counts)
     padded = [np.pad(one, ((0, 0), (0, widest - one.shape[1]))) for one in counts]
@@ -148,9 +147,9 @@ def _tokens(record: _Record) -> RankTokens:
     return RankTokens(fields.where, record.data, record.experts, positions, token_ids, mode)
 
 
-def _stat_counts(packs: Sequence[JsonFields], tp_size: int | None) -> list[NDArray[Any]]:
+def _stat_counts(packs: Sequence[JsonFields], tp_size: int | None) -> list[Array]:
     """Counts [layers, E] of the passes that the ring buffers hold."""
-    found: list[NDArray[Any]] = []
+    found: list[Array] = []
     for pack in packs:
         counts = _array(pack, LOGICAL, 3)
         found += [one for one in counts if one.any()]
@@ -166,7 +165,7 @@ def _stat_counts(packs: Sequence[JsonFields], tp_size: int | None) -> list[NDArr
     return [one // copies for one in found]
 
 
-def _array(fields: JsonFields, key: str, dimensions: int) -> NDArray[Any]:
+def _array(fields: JsonFields, key: str, dimensions: int) -> Array:
     """An array of whole numbers with so many dimensions, none of them empty but the tokens."""
     value = fields.data.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":

@@ -9,10 +9,8 @@ tell prompt and length. The last token of a sequence is never forwarded, so ther
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields
@@ -21,6 +19,7 @@ from oled.trace.importers.responses import arrays_of, from_base64, objects_of, p
 from oled.trace.importers.routed import Routes, source_of
 from oled.trace.importers.source import Source
 from oled.trace.options import Options
+from oled.types import Array
 
 NAME = "sglang_routed_experts"
 
@@ -46,7 +45,7 @@ def _routes(fields: JsonFields, facts: Facts) -> Routes:
     return Routes(where, ids, prompt)
 
 
-def _shaped(data: bytes, facts: Facts, where: str) -> NDArray[Any]:
+def _shaped(data: bytes, facts: Facts, where: str) -> Array:
     if facts.num_layers is None or facts.top_k is None:
         raise TraceError(
             f"{where}: the bytes hold no shape: give layers=… and top_k=…, or model=NAME"

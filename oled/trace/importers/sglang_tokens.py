@@ -15,13 +15,11 @@ from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Source
 from oled.trace.manifest import Gap, Kept
 from oled.trace.schema import ForwardRecord, Phase, TokenState
+from oled.types import Array, Bools, Ints
 
 LACKS = ("weights", "confidence", "requests")
 PHASES = {1: Phase.PREFILL, 2: Phase.DECODE, 3: Phase.PREFILL, 5: Phase.VERIFY, 6: Phase.DRAFT}
 """Of forward modes extend, decode, mixed, target verify, draft extend."""
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,8 +27,8 @@ class RankTokens:
     """Tokens of a pass that one rank (and its copies) ran."""
 
     where: str
-    ids: NDArray[Any]  # [layers, T, 8] physical, -1 unused
-    experts: NDArray[Any] | None  # logical ids of physical ones [layers, physical]
+    ids: Array  # [layers, T, 8] physical, -1 unused
+    experts: Array | None  # logical ids of physical ones [layers, physical]
     positions: Ints  # [T]
     token_ids: Ints  # [T]
     mode: int  # SGLang's number
@@ -132,7 +130,7 @@ def _gaps(
 def _records(
     passes: Sequence[Sequence[RankTokens]],
     places: NDArray[np.intp],
-    layers: NDArray[np.int64],
+    layers: Ints,
     top_k: int,
 ) -> Iterator[ForwardRecord]:
     for pass_id, ranks in enumerate(passes):

@@ -11,10 +11,8 @@ layers or all of them; where no model is named, its places are taken for layer i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields
@@ -28,6 +26,7 @@ from oled.trace.importers.responses import (
 from oled.trace.importers.routed import Routes, source_of
 from oled.trace.importers.source import Source
 from oled.trace.options import Options
+from oled.types import Array
 
 NAME = "vllm_routed_experts"
 PROMPT, GENERATED = "prompt_routed_experts", "routed_experts"
@@ -65,8 +64,8 @@ def _choices(fields: JsonFields) -> list[Routes]:
 
 def _joined(
     where: str,
-    prompt: NDArray[Any] | None,
-    generated: NDArray[Any] | None,
+    prompt: Array | None,
+    generated: Array | None,
     said: tuple[int, ...] | None = None,
     new: tuple[int, ...] | None = None,
 ) -> Routes:
@@ -88,6 +87,6 @@ def _joined(
     return Routes(where, generated, len(said) if whole and said else None, tokens if whole else new)
 
 
-def _array(fields: JsonFields, key: str) -> NDArray[Any] | None:
+def _array(fields: JsonFields, key: str) -> Array | None:
     value = fields.data.get(key)
     return None if value is None else decoded_array(value, f"{fields.where}: {key}")

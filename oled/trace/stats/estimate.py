@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from oled.types import Array, Doubles
 
 SAMPLES = 1000
-Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Estimate:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def ratio(numerators: NDArray[Any], denominators: NDArray[Any]) -> Estimate | None:
+def ratio(numerators: Array, denominators: Array) -> Estimate | None:
     """Sum over sum of what each request contributes; None where nothing contributes."""
     total = float(denominators.sum())
     if total == 0:

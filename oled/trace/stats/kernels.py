@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from oled._jit import njit
-
-Array = NDArray[Any]
+from oled.types import Array
 
 UNUSED = 65535  # NO_EXPERT
 PAD = 3  # TokenState

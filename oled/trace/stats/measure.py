@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.drafts import Verifications, undrafted
 from oled.trace.manifest import Manifest
@@ -23,13 +22,12 @@ from oled.trace.stats.locality import (
     Popularity,
 )
 from oled.trace.stats.persistence import persistence
-from oled.trace.steps import Ints, Steps, build_steps
+from oled.trace.steps import Steps, build_steps
 from oled.trace.tables import Trace
+from oled.types import Doubles, Ints
 
 GAPS = range(1, 8)
 AFTER_DENOISE, AFTER_COMMIT = len(GAPS), len(GAPS) + 1  # slots behind those of the gaps
-
-Doubles = NDArray[np.float64]
 
 
 def stats(path: str | Path) -> Locality:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.schema import TokenState
 from oled.trace.stats.estimate import means_of, spearman
 from oled.trace.stats.locality import Cell, Persistence
-from oled.trace.steps import Ints, Steps, rows_of_steps
+from oled.trace.steps import Steps, rows_of_steps
 from oled.trace.tables import Trace
+from oled.types import Bools, Doubles, Ints
 
 BINS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 """Edges of the confidence bins."""
-
-Doubles = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 def persistence(trace: Trace, steps: Steps, denoise: Ints) -> Persistence | None:

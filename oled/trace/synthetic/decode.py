@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from oled.trace.synthetic.process import Process
-from oled.trace.synthetic.text import Block, Doubles, Mask
+from oled.trace.synthetic.text import Block
+from oled.types import Bools, Doubles
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class Decoding:
 class Pass:
     """One forward over a block, as it begins."""
 
-    masked: Mask  # [B]
+    masked: Bools  # [B]
     confidence: Doubles  # [B]
-    accepted: Mask  # [B] masked tokens that this forward opens
-    edited: Mask  # [B] decoded tokens that this forward writes anew
+    accepted: Bools  # [B] masked tokens that this forward opens
+    edited: Bools  # [B] decoded tokens that this forward writes anew
 
     @property
     def is_commit(self) -> bool:

@@ -6,15 +6,12 @@ Products and sums come in one order on every machine: no BLAS, whose order and t
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled._jit import njit
 from oled.trace.synthetic.process import UNROLLED
-
-Array = NDArray[Any]
+from oled.types import Array
 
 TILE = 512
 """Columns that stay in the nearest cache while a row is summed up."""

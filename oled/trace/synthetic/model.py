@@ -6,15 +6,11 @@ Letters: L MoE layers, E experts, k top-k, D latent dimensions, T tokens.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.schema import Geometry, Prediction, RouterScores
 from oled.trace.synthetic.process import UNROLLED, Process
-
-Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+from oled.types import Bools, Doubles, ExpertIds, Floats
 
 
 class Model:
@@ -55,7 +51,7 @@ class Model:
         kernels.multiply(latents, self.projection, logits)
         return logits.reshape(len(latents), len(self.layers), self.experts)
 
-    def logits(self, shared: Floats, own: Floats, confidence: Doubles, masked: Mask) -> Floats:
+    def logits(self, shared: Floats, own: Floats, confidence: Doubles, masked: Bools) -> Floats:
         """Router logits [T, L, E].
 
         `shared` [T, D] is what does not depend on visibility, `own` [T, L, E] the projected
@@ -69,7 +65,7 @@ class Model:
         kernels.add_own(logits, own, visible, self.bias, masked)
         return logits
 
-    def route(self, logits: Floats) -> tuple[NDArray[np.uint16], Floats]:
+    def route(self, logits: Floats) -> tuple[ExpertIds, Floats]:
         """The router's choice: ids and weights [L, T, k]."""
         from oled.trace.synthetic import kernels
 

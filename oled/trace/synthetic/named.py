@@ -13,12 +13,12 @@ one trace are equally long, in whole blocks.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
+from oled.atomic import whole_folder
 from oled.errors import UserError, nearest
 from oled.models.catalogue import ModelGeometry, model_geometry
 from oled.trace.schema import Geometry
@@ -125,10 +125,8 @@ class Synthetic:
         folder = _home() / self.name
         if (folder / "trace.json").is_file():
             return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
-            made = Path(scratch) / self.name
-            write_synthetic(
+        with contextlib.suppress(FileExistsError), whole_folder(folder) as made:
+            write_synthetic(  # unless another process is faster
                 made,
                 geometry_of(model_geometry(self.geometry)),
                 self.workload_of(),
@@ -136,10 +134,6 @@ class Synthetic:
                 seed=self.seed,
                 model_seed=self.model_seed,
             )
-            try:
-                made.rename(folder)
-            except OSError:  # another process was faster
-                shutil.rmtree(made)
         return folder
 
 

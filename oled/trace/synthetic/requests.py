@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.schema import ForwardRecord, Phase, TokenState
 from oled.trace.synthetic.decode import Decoding, decode
-from oled.trace.synthetic.model import Floats, Model
+from oled.trace.synthetic.model import Model
 from oled.trace.synthetic.text import Block, Text
+from oled.types import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,7 @@ class _Writer:
     pass_id: int
     rng: np.random.Generator
 
-    def record(
-        self, logits: Floats, *, accepted: NDArray[np.bool_], **fields: Any
-    ) -> ForwardRecord:
+    def record(self, logits: Floats, *, accepted: Bools, **fields: Any) -> ForwardRecord:
         """The routing of one forward."""
         model, workload = self.model, self.workload
         ids, weights = model.route(logits)

@@ -8,14 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.synthetic.process import Process
-
-Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+from oled.types import Bools, Doubles, Floats, Ints
 
 
 class Text:
@@ -73,7 +68,7 @@ class Block:
         return (self.shared + process.noise * self.noise).astype(np.float32)
 
     def confidence(
-        self, process: Process, masked: Mask, unsettled: Mask, rng: np.random.Generator
+        self, process: Process, masked: Bools, unsettled: Bools, rng: np.random.Generator
     ) -> Doubles:
         """How sure the model is of each token: [B]; of masked and other unsettled ones less."""
         left: Ints = np.cumsum(masked) - masked  # masked positions to the left
@@ -95,9 +90,9 @@ class Block:
     def move_on(
         self,
         process: Process,
-        masked: Mask,
+        masked: Bools,
         confidence: Doubles,
-        edited: Mask,
+        edited: Bools,
         rng: np.random.Generator,
     ) -> None:
         """To the next forward: the noise drifts, most where the model is unsure."""
