@@ -10,7 +10,7 @@ from oled.errors import UserError
 from oled.results import table as results
 
 if TYPE_CHECKING:
-    from oled.live.backends.kinds import Kind
+    from oled.live.backends.kind import Kind
     from oled.models.catalogue import ModelGeometry
     from oled.policies.composition import Composition
     from oled.sim.settings import Settings

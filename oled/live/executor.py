@@ -17,7 +17,7 @@ from oled.hardware import CostTables
 from oled.live.backends import Backend, LayerWork
 from oled.live.decider import Decider
 from oled.live.kernels import group_pairs
-from oled.live.prefetch_link import CopiesAhead
+from oled.live.prefetch_link import PrefetchLink
 from oled.live.slots import SlotPool
 from oled.live.store import HostStore
 from oled.policies.composition import Composition
@@ -48,12 +48,12 @@ class Executor:
         self.decider = decider
         self.backend = backend
         self.decide_ns: list[int] = []  # by forward: wall time of decisions, slots and job lists
-        self.given_up: NDArray[np.uint16] = np.zeros(0, np.uint16)  # experts of the last step
+        self.approximated: NDArray[np.uint16] = np.zeros(0, np.uint16)  # experts of the last step
         self._pool = SlotPool(slots, *decider.ready.cache.resident.shape)
-        self._ahead = CopiesAhead(decider, self._pool, store)
+        self._prefetch_link = PrefetchLink(decider, self._pool, store)
 
     def __enter__(self) -> Self:
-        self.backend.open(self._ahead if self.decider.prefetches else None)
+        self.backend.open(self._prefetch_link if self.decider.prefetches else None)
         return self
 
     def __exit__(
@@ -77,15 +77,15 @@ class Executor:
 
     def begin_forward(self, at: At) -> None:
         began = time.perf_counter_ns()
-        with self._ahead.lock:
-            self._ahead.forward = at.forward
+        with self._prefetch_link.lock:
+            self._prefetch_link.forward = at.forward
             gone = self.decider.begin_forward(at)
             self._pool.give_back([self._pool.evict(layer, expert) for layer, expert in gone])
         self.decide_ns.append(time.perf_counter_ns() - began)
 
     def run(self, step: Step, side: Side, ids: NDArray[np.int32], weight: Any, x: Any) -> Any:
-        """Outputs [T, H] of one layer-step, as the backend has them; experts that the policy gives
-        up add nothing and are named in `given_up`.
+        """Outputs [T, H] of one layer-step, as the backend has them; experts whose misses the
+        policy approximates add nothing and are listed in `approximated`.
 
         ids i32[T, k] (other ids than the layer's experts are unused slots); weight [T, k] and
         x [T, H] as `Backend.adopt` gives them.
@@ -93,19 +93,19 @@ class Executor:
         ready, backend = self.decider.ready, self.backend
         backend.settle()
         began = time.perf_counter_ns()
-        with self._ahead.lock:
+        with self._prefetch_link.lock:
             slots = self.decider.decide(step, side)
             work, more = self._work(step, ids, weight, x)
-            self._ahead.decided()
+            self._prefetch_link.decided()
         backend.wake()
         self.decide_ns[-1] += time.perf_counter_ns() - began
         if decides(step, ready.rules):
             backend.host(LOG_POLICY, ready.costs.policy_ns, step.forward, step.layer)
-        with self._ahead.lock:
-            self._ahead.begin(step, work, slots + more)
+        with self._prefetch_link.lock:
+            self._prefetch_link.begin(step, work, slots + more)
         out = backend.run(work)
-        with self._ahead.lock:
-            self._ahead.end(step, self._commit(step, work))
+        with self._prefetch_link.lock:
+            self._prefetch_link.end(step, self._commit(step, work))
         backend.wake()
         backend.note(LOG_RESIDENTS, step.forward, step.layer, int(ready.cache.used[step.layer]))
         waiting = int(ready.queue.span[1] - ready.queue.span[0])
@@ -115,18 +115,14 @@ class Executor:
     def _work(
         self, step: Step, ids: NDArray[np.int32], weight: Any, x: Any
     ) -> tuple[LayerWork, int]:
-        """What was decided as work for the lanes, and slots free beyond those of the decision."""
-        plan, layer = self.decider.ready.plan, step.layer
+        """Return the decision as work for the lanes, and how many slots are free beyond it."""
+        plan, layer, options = self.decider.ready.plan, step.layer, self.decider.ready.options
         active = step.expert.size
         experts = step.expert.astype(np.int64)
         place, state = plan.place[:active], plan.state[:active]
-        index, dropped = plan.index, experts[place == DROPPED]
-        self.given_up = dropped.astype(np.uint16)
-        if dropped.size:
-            index = index.copy()
-            index[dropped] = -1  # their slots are unused, for a backend
+        starts, pairs = self._pairs_of(ids, experts, place)
         on_device = self._pool.table[layer, experts]
-        out = self._evicted_rows() if self.decider.ready.options.writes_back else []
+        out = self._evicted_rows() if options.writes_back else []
         free, released = self._vacate(layer)
         self._pool.give_back(free)
         hits = np.flatnonzero((place == ON_GPU) & (state != IN_FLIGHT))
@@ -134,11 +130,6 @@ class Executor:
         if not hits.size:  # nothing computes in the slots of evicted active residents
             self._pool.give_back(released)
             more, released = len(released), []
-        ahead = state >= LANDED
-        ahead[plan.index[self.decider.first_uses()]] = True
-        starts = np.zeros(active + 1, np.int64)
-        pairs = np.zeros(ids.size, np.int64)
-        group_pairs(ids.reshape(-1), index, starts, pairs)
         work = LayerWork(
             forward=step.forward,
             layer=layer,
@@ -152,16 +143,35 @@ class Executor:
             row=self.store.first[layer] + experts,
             slot=on_device,
             stays=plan.stays[:active] != 0,
-            ahead=ahead,
+            prefetched=self._prefetched(state),
             hits=hits,
             transfers=plan.order[: plan.count[N_TRANSFERS]].copy(),
             late=np.flatnonzero((place == ON_GPU) & (state == IN_FLIGHT)),
             on_cpu=np.flatnonzero(place == ON_CPU),
             released=released,
-            blocking=not self.decider.ready.options.overlap,
+            blocking=not options.overlap,
             out=out,
         )
         return work, more
+
+    def _pairs_of(
+        self, ids: NDArray[np.int32], experts: NDArray[np.int64], place: NDArray[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return `LayerWork.starts` and `pairs`; slots of approximated misses count as unused."""
+        dropped, index = experts[place == DROPPED], self.decider.ready.plan.index
+        self.approximated = dropped.astype(np.uint16)
+        if dropped.size:
+            index = index.copy()
+            index[dropped] = -1
+        starts, pairs = np.zeros(len(experts) + 1, np.int64), np.zeros(ids.size, np.int64)
+        group_pairs(ids.reshape(-1), index, starts, pairs)
+        return starts, pairs
+
+    def _prefetched(self, state: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which of the active experts were prefetched and not used since."""
+        found: NDArray[np.bool_] = state >= LANDED
+        found[self.decider.ready.plan.index[self.decider.first_uses()]] = True
+        return found
 
     def _evicted_rows(self) -> list[tuple[int, int]]:
         """(slot, row of the host store) of every resident that the decision took out."""

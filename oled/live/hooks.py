@@ -26,7 +26,7 @@ from oled.running.modules import MoeLayer
 class Offloaded:
     """A context in which a model's routed experts are computed by `executor`.
 
-    `surrogates` stand in for experts that the policy gives up; without them these add nothing.
+    `surrogates` replace experts whose misses are approximated; without them these add nothing.
 
     `announce` must be called with each pass before it runs and `finish` after it.
     """
@@ -102,8 +102,8 @@ class Offloaded:
         side = self.log.foresight.side(step.forward)
         self.executor.decide_ns[-1] += time.perf_counter_ns() - began
         out = torch.as_tensor(self.executor.run(step, side, routed, weight, x)).to(hidden.dtype)
-        if self._surrogates is None or not self.executor.given_up.size:
+        if self._surrogates is None or not self.executor.approximated.size:
             return out
-        given_up = torch.from_numpy(self.executor.given_up.astype(np.int64)).to(ids.device)
-        added = self._surrogates.outputs(layer, given_up, hidden.detach(), ids, weights.detach())
+        missing = torch.from_numpy(self.executor.approximated.astype(np.int64)).to(ids.device)
+        added = self._surrogates.outputs(layer, missing, hidden.detach(), ids, weights.detach())
         return out + added.to(out.dtype)

@@ -1,7 +1,7 @@
-"""Copies ahead of their layer-steps: from the policy's queue to pieces that the link copies.
+"""The prefetch link: from the policy's queue to the pieces that the link copies.
 
 The link's thread asks while the main thread decides, so both hold `lock` when they touch what is
-decided. A copy ahead keeps its slot, under its expert's name in the slot table, until the step that
+decided. A prefetched expert keeps its slot, under its expert's name in the slot table, until the step that
 it was made for commits, or until it becomes a resident.
 """
 
@@ -20,8 +20,8 @@ from oled.live.store import HostStore
 from oled.policies.interface import COPYING, NOT_STAGED, Step
 
 
-class CopiesAhead:
-    """What `oled.live.backends.Ahead` asks for."""
+class PrefetchLink:
+    """The `oled.live.backends.PrefetchFeed` of a run."""
 
     def __init__(self, decider: Decider, pool: SlotPool, store: HostStore) -> None:
         self.lock = threading.Lock()
@@ -31,7 +31,7 @@ class CopiesAhead:
         self._store = store
         self._work: LayerWork | None = None  # the step that runs
         self._granted: set[int] = set()  # slots that its copies on demand may use
-        self._taken = 0  # slots that copies ahead took since a step was decided, less those freed
+        self._taken = 0  # slots that prefetches took since a step was decided, less those freed
 
     def next(self) -> Piece | None:
         with self.lock:
@@ -109,7 +109,7 @@ class CopiesAhead:
         self._pool.keep(layer, here)
 
     def staged(self) -> int:
-        """Staging slots that copies made ahead occupy."""
+        """Return the number of staging slots that prefetches occupy."""
         return int(self._decider.ready.cache.total[2])
 
     def _slot(self, work: LayerWork | None) -> int:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from oled.hardware import CostTables
 from oled.live.backends import Backend
-from oled.live.backends.kinds import EMULATED, Kind
+from oled.live.backends.kind import Kind
+from oled.live.backends.kinds import EMULATED
 from oled.live.decider import Decider
 from oled.live.executor import (
     Executor,

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs
-from oled.live.backends.kinds import EMULATED, Kind
+from oled.live.backends.kind import Kind
+from oled.live.backends.kinds import EMULATED
 from oled.live.decider import Decider
 from oled.live.decoded import LiveRun
 from oled.live.executor import Executor, device_slots, refuse_unsupported

@@ -12,7 +12,8 @@ import numpy as np
 from tqdm import tqdm
 
 from oled.hardware import Profile, Runtime, build_costs
-from oled.live.backends.kinds import EMULATED, Kind
+from oled.live.backends.kind import Kind
+from oled.live.backends.kinds import EMULATED
 from oled.live.executor import device_slots, refuse_giving_up, refuse_unsupported
 from oled.live.link_replay import difference
 from oled.live.planlog import PlanLog

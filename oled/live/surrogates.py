@@ -1,4 +1,4 @@
-"""What stands in for experts that a policy gives up: B·A·x, a low-rank map for each (SPICE).
+"""Surrogates of approximated misses: B·A·x, a low-rank map for each expert (SPICE).
 
 Letters: T tokens, k top-k, h hidden size, E experts of a layer, r rank, n pairs of token and
 expert.
@@ -57,13 +57,13 @@ class Surrogates:
 
     @torch.inference_mode()
     def outputs(
-        self, layer: int, given_up: Tensor, hidden: Tensor, ids: Tensor, weights: Tensor
+        self, layer: int, approximated: Tensor, hidden: Tensor, ids: Tensor, weights: Tensor
     ) -> Tensor:
-        """Weighted sums [T, h], f32, over the slots whose expert is among `given_up` [*].
+        """Weighted sums [T, h], f32, over the slots whose expert is among `approximated` [*].
 
         hidden [T, h]; ids and weights [T, k].
         """
-        token, slot = torch.where(torch.isin(ids, given_up))
+        token, slot = torch.where(torch.isin(ids, approximated))
         expert = ids[token, slot]
         inside = torch.einsum("nrh,nh->nr", self.down[layer][expert], hidden[token].float())
         made = torch.einsum("nhr,nr->nh", self.up[layer][expert], inside)

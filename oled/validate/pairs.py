@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.hardware import CostTables
-from oled.live.backends.kinds import EMULATED, Kind
+from oled.live.backends.kind import Kind
+from oled.live.backends.kinds import EMULATED
 from oled.live.executor import device_slots
 from oled.live.link_replay import difference
 from oled.live.outputs import Outputs

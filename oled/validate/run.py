@@ -16,7 +16,8 @@ from tqdm import tqdm
 from oled.hardware import CostTables, Profile, Runtime, build_costs
 from oled.hardware.labels import foreign
 from oled.hardware.this_machine import machine
-from oled.live.backends.kinds import EMULATED, Kind
+from oled.live.backends.kind import Kind
+from oled.live.backends.kinds import EMULATED
 from oled.live.executor import refuse_giving_up, refuse_unsupported
 from oled.live.routing import Routing, form_of
 from oled.live.store import NUMBERS, HostStore

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from oled.hardware import build_costs, load_profile, load_runtime
-from oled.live.backends.kinds import EMULATED, Kind
+from oled.live.backends.kind import Kind
+from oled.live.backends.kinds import EMULATED
 from oled.live.replay import LiveReplay
 from oled.live.routing import Routing, form_of
 from oled.live.store import HostStore

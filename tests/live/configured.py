@@ -7,7 +7,8 @@ import functools
 from typing import Any
 
 from oled.hardware import CostTables
-from oled.live.backends.kinds import EMULATED, Kind
+from oled.live.backends.kind import Kind
+from oled.live.backends.kinds import EMULATED
 from oled.live.link_replay import difference_given
 from oled.live.replay import LiveReplay, live_replay
 from oled.live.routing import Routing

@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused_before_the_experts_are_made(monkeypatch):
     arguments = "demo", load_composition("lru"), Settings(slots=20), *machine(), mini
     with pytest.raises(UserError, match=r"slots need 528\.0 MiB of device memory, 100\.0 MiB"):
         run_trace(*arguments, kind=kind(memory=100 * 2**20), forwards=2)
-    monkeypatch.setattr("oled.live.backends.kinds.free_host_memory", lambda: 2**30)
+    monkeypatch.setattr("oled.live.backends.kind.free_host_memory", lambda: 2**30)
     with pytest.raises(UserError, match=r"host store 3,072\.0 MiB, pinned 3,072\.0 MiB"):
         run_trace(*arguments, kind=kind(), forwards=2)
 

@@ -13,7 +13,7 @@ from oled.live.backends import LaneError
 from oled.live.backends.emulated import Emulated
 from oled.live.executor import Executor
 from oled.live.planlog import BEGAN, CROSSED, equal_share
-from oled.live.prefetch_link import CopiesAhead
+from oled.live.prefetch_link import PrefetchLink
 from oled.models.catalogue import model_geometry
 from oled.policies.interface import IN_FLIGHT, LANDED
 from oled.sim import lanes as ln
@@ -60,7 +60,7 @@ def held(monkeypatch):
 
     def wait(self, piece):
         for _ in range(200):
-            if self._running is not None:
+            if self._threads.running is not None:
                 break
             time.sleep(2e-4)
         return fetch(self, piece)
@@ -131,14 +131,14 @@ def test_demand_overtakes_what_waits_and_not_what_is_on_its_way(ready, held):
 
 def test_staging_keeps_a_slot_for_demand(ready, monkeypatch):
     most = []
-    take = CopiesAhead.next
+    take = PrefetchLink.next
 
     def watched(self):
         piece = take(self)
         most.append(self.staged())
         return piece
 
-    monkeypatch.setattr(CopiesAhead, "next", watched)
+    monkeypatch.setattr(PrefetchLink, "next", watched)
     configured(ready, "prefetch_dial", 20, staging=3).live()
     assert max(most) == 2
 
@@ -164,14 +164,14 @@ def test_a_late_prefetch_is_a_miss_counted_once(ready, resident, held, monkeypat
 
 
 def test_who_does_not_wait_for_a_late_copy_gets_it_wrong(ready, resident, held, monkeypatch):
-    begin = CopiesAhead.begin
+    begin = PrefetchLink.begin
 
     def impatient(self, step, work, slots):
         begin(self, step, work, slots)
         work.hits = np.sort(np.concatenate([work.hits, work.late]))
         work.late = work.late[:0]
 
-    monkeypatch.setattr(CopiesAhead, "begin", impatient)
+    monkeypatch.setattr(PrefetchLink, "begin", impatient)
     assert configured(ready, "promoe", 20).live().outputs != resident
 
 

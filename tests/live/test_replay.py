@@ -13,7 +13,7 @@ import pytest
 
 from oled.errors import UserError
 from oled.live.backends import LaneError
-from oled.live.backends import lanes as module
+from oled.live.backends import lane_threads as module
 from oled.live.backends.emulated import Emulated
 from oled.live.slots import SlotPool
 from oled.policies.part import Retention

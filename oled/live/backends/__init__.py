@@ -1,4 +1,4 @@
-"""What moves experts and computes them. A backend knows lanes and memory, and decides nothing."""
+"""The contract of backends, which copy and compute experts and decide nothing."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class LayerWork:
     row: Ints  # [A] in the host store
     slot: Ints  # [A] on the device; the backend writes those of transfers
     stays: NDArray[np.bool_]  # [A] keeps its slot after the step
-    ahead: NDArray[np.bool_]  # [A] was copied ahead and not used since
+    prefetched: NDArray[np.bool_]  # [A] was prefetched and not used since
     hits: Ints  # positions on the device
     transfers: Ints  # positions, in order
-    late: Ints  # positions on their way: copied ahead, not landed yet
+    late: Ints  # positions of prefetches that have not landed yet
     on_cpu: Ints  # positions
     released: list[int]  # slots that are free once the hits have computed
     blocking: bool  # nothing overlaps
     out: list[tuple[int, int]]  # (slot, row) to copy back first; blocking only
     free: list[int] = field(default_factory=list)  # slots that transfers may take at once
-    spare: int = 0  # more free slots, which copies ahead may take
+    spare: int = 0  # more free slots, which prefetches may take
     begin: Any = None  # mark, see `oled.live.backends.lanes`
     landed: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (mark, position)
     vacant: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (mark, slot)
@@ -50,7 +50,7 @@ class LayerWork:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a copy that is made ahead: numbers `first` to `last` of an expert's row."""
+    """A piece of a prefetch: numbers `first` to `last` of an expert's row."""
 
     row: int  # in the host store
     slot: int
@@ -61,14 +61,14 @@ class Piece:
     layer: int  # of the expert
 
 
-class Ahead(Protocol):
-    """What the link copies while no layer-step wants it. Called from the link's thread."""
+class PrefetchFeed(Protocol):
+    """Pieces for the link while no layer-step needs it. Called from the link's thread."""
 
     def next(self) -> Piece | None:
-        """What to copy now; None: nothing until `Backend.wake`."""
+        """Return the next piece; None: there is nothing until `Backend.wake`."""
 
     def crossed(self, mark: Any) -> None:
-        """The piece that `next` gave last has crossed, at `mark`."""
+        """Note that the last piece of `next` has crossed, at `mark`."""
 
 
 class Backend(Protocol):
@@ -77,8 +77,8 @@ class Backend(Protocol):
     now: int  # the actual end of the last section or step, ns
     entries: list[tuple[int, ...]]  # as in `oled.sim.timeline.Timeline`
 
-    def open(self, ahead: Ahead | None) -> None:
-        """`ahead`: None where nothing is ever copied ahead."""
+    def open(self, prefetches: PrefetchFeed | None) -> None:
+        """Allocate the slots and start the lanes. `prefetches`: None without prefetching."""
 
     def close(self) -> None:
         """End all lanes and give all memory back, whatever state they are in."""
@@ -87,39 +87,39 @@ class Backend(Protocol):
         """Copy an expert now, outside any step: initial residents."""
 
     def host(self, kind: int, nominal_ns: int, forward: int, layer: int) -> None:
-        """What comes between the experts of two layers lasts `nominal_ns` (where time is kept).
+        """Let a section outside the experts last `nominal_ns`, where time is kept.
 
         `kind`: LOG_DENSE, LOG_POLICY or LOG_HEAD of `oled.sim.lanes`; layer -1 for the head.
         """
 
     def start(self) -> None:
-        """What came before took no time: the clock goes on from here."""
+        """Set the clock to the present; everything before took no time."""
 
     def catch_up(self, forward: int, layer: int) -> None:
-        """The host was busy with something real, such as a dense part, until now."""
+        """Set the clock to the present; a real dense part took the time since `now`."""
 
     def note(self, kind: int, forward: int, layer: int, item: int) -> None:
-        """An entry of the timeline that takes no time, at the present moment."""
+        """Add an entry of no duration to the timeline, at `now`."""
 
     def take(self) -> tuple[int, Ints]:
-        """Since the last call: the worst lateness against a deadline of its own, and the work of
-        each lane (`oled.sim.lanes` GPU, H2D, D2H, CPU), i64[4]; nanoseconds.
+        """Return the worst lateness of a lane against its own deadline, and the work of each lane
+        (`oled.sim.lanes` GPU, H2D, D2H, CPU) i64[4], both since the last call; nanoseconds.
         """
 
     def wake(self) -> None:
-        """There may be something to copy ahead."""
+        """Tell the link that there may be something to prefetch."""
 
     def settle(self) -> None:
-        """Returns when it is known what has crossed by now."""
+        """Wait until it is known which prefetches have landed by `now`."""
 
     def drain(self) -> None:
-        """Returns when nothing is on the link; nothing is copied ahead until `wake`."""
+        """Wait until the link is idle; it prefetches nothing until `wake`."""
 
     def adopt(self, values: Any) -> Any:
-        """An array of the host, or a tensor, as the lanes compute with it."""
+        """Return an array of the host, or a tensor, in the form that the lanes compute with."""
 
     def read(self, values: Any) -> Floats:
-        """What `run` gave, on the host and in float32, once it is computed."""
+        """Wait for a result of `run` and return it on the host, in float32."""
 
     def run(self, work: LayerWork) -> Any:
-        """The outputs [T, H], as `adopt` gives; returns when all lanes have done their part."""
+        """Run the layer-step on all lanes and return the outputs [T, H], in the form of `adopt`."""

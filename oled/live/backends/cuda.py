@@ -7,7 +7,7 @@ Three rules order the streams, whoever asks for a copy: a copy into a slot waits
 of that slot, a launch group waits for the last copy into each of its slots, and the sum of a step
 waits for the outputs of the CPU. The lanes' threads only put work on streams; they wait for the
 device where the simulator's lanes do: before a landed group is put together (GPU), for activations
-(CPU), and for a copy ahead (link), so that copies on demand may overtake what is not begun.
+(CPU), and for a prefetch (link), so that copies on demand may overtake what is not begun.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oled.live.backends import Ahead, LayerWork, Piece
+from oled.live.backends import LayerWork, Piece, PrefetchFeed
 from oled.live.backends.cpu_worker import CpuWay, CpuWorker, fastest_way
 from oled.live.backends.device import Device, Event, device_failures
 from oled.live.backends.event_log import EventLog
-from oled.live.backends.kinds import Kind
+from oled.live.backends.kind import Kind
 from oled.live.backends.lanes import CPU, Lanes
 from oled.live.backends.products import DTYPES
 from oled.live.backends.room import Room
@@ -118,11 +118,11 @@ class Cuda(Lanes[Event]):
         self._log = EventLog(self._computing, self.entries)
         self._ended = self._grouped = self._computing.mark()
 
-    def open(self, ahead: Ahead | None) -> None:
+    def open(self, prefetches: PrefetchFeed | None) -> None:
         try:
             with device_failures():
                 self._prepare()
-            super().open(ahead)
+            super().open(prefetches)
             self.start()
         except BaseException:
             self.close()

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from oled.live.backends import Ahead, LayerWork, Piece
+from oled.live.backends import LayerWork, Piece, PrefetchFeed
 from oled.live.backends.lanes import CPU, GPU, LINK, Lanes
 from oled.live.backends.pacing import Job, Pacer, Rival, no_timer_slack
 from oled.live.kernels import combine, compute, copy_poisoned, warm
@@ -38,19 +38,21 @@ class Emulated(Lanes[int]):
         super().__init__(paced)
         self.store = store
         self.costs = costs
-        self._given = np.zeros(4, np.int64)  # nominal work by lane: `oled.sim.lanes` GPU, H2D, ...
+        self._nominal_work = np.zeros(
+            4, np.int64
+        )  # nominal work by lane: `oled.sim.lanes` GPU, H2D, ...
         self._device = np.zeros((max(1, slots), store.form.size), np.float32)
         self._y = np.zeros((0, store.form.hidden), np.float32)  # outputs of all pairs
         self._gated = {name: np.zeros(store.form.width, np.float32) for name in (GPU, CPU)}
         self._pacers = {name: Pacer(paced) for name in (GPU, LINK, CPU)}
         self._free_at = dict.fromkeys((GPU, LINK), 0)  # last nominal ends
         self._rivals = dict(zip((LINK, CPU), Rival.pair(costs.contention_ppm), strict=True))
-        self._woken = 0  # since when there may be something to copy ahead
+        self._woken = 0  # since when there may be something to prefetch
         self._fetching: Job | None = None
 
-    def open(self, ahead: Ahead | None) -> None:
+    def open(self, prefetches: PrefetchFeed | None) -> None:
         warm()
-        super().open(ahead)
+        super().open(prefetches)
         self.start()
 
     def close(self) -> None:
@@ -101,8 +103,8 @@ class Emulated(Lanes[int]):
         worst = max(pacer.late_ns for pacer in pacers)
         for pacer in pacers:
             pacer.late_ns = 0
-        given, self._given = self._given, np.zeros(4, np.int64)
-        return worst, given
+        work_ns, self._nominal_work = self._nominal_work, np.zeros(4, np.int64)
+        return worst, work_ns
 
     def begin(self, work: LayerWork) -> int:
         pairs, used = work.pairs.size, int(work.starts[-1])
@@ -130,9 +132,9 @@ class Emulated(Lanes[int]):
         tokens = -(-int(work.count[chosen].sum()) // costs.top_k)
         nominal = int(costs.gpu_ns[costs.layer_class[work.layer], tokens, chosen.size])
         self._free_at[GPU] = turn + nominal
-        self._given[ln.GPU] += nominal
+        self._nominal_work[ln.GPU] += nominal
         ended = self._pacers[GPU].until(turn + nominal)
-        for position in chosen[work.ahead[chosen]]:
+        for position in chosen[work.prefetched[chosen]]:
             expert = int(work.row[position] - self.store.first[work.layer])
             self._log(ln.LOG_USE, turn, turn, work, expert)
         kind = ln.LOG_HITS if hits else ln.LOG_LANDED
@@ -179,14 +181,14 @@ class Emulated(Lanes[int]):
     def _cross(self, job: Job) -> tuple[int, int]:
         """Begin and actual end of a copy."""
         ended, self._free_at[LINK] = self._pacers[LINK].finish(job)
-        self._given[ln.H2D] += self._free_at[LINK] - job.start_ns
+        self._nominal_work[ln.H2D] += self._free_at[LINK] - job.start_ns
         return job.start_ns, ended
 
     def copy_back(self, work: LayerWork, slot: int, row: int, cause: int) -> int:
         self.store.block[row] = self._device[slot]
         layer = int(np.searchsorted(self.store.first, row, side="right")) - 1
         nominal = int(self.costs.copy_out_ns[self.costs.layer_class[layer]])
-        self._given[ln.D2H] += nominal
+        self._nominal_work[ln.D2H] += nominal
         ended = self._host.until(cause + nominal)
         expert = row - int(self.store.first[layer])
         self.entries.append((ln.LOG_BACK, cause, ended, work.forward, layer, expert))
@@ -201,8 +203,8 @@ class Emulated(Lanes[int]):
         job = self._rivals[CPU].begin(begin, called)
         self._calculate(CPU, self.store.block, work.row, work, work.on_cpu)
         done, nominal = self._pacers[CPU].finish(job)
-        self._given[ln.D2H] += begin - cause
-        self._given[ln.CPU] += nominal - begin
+        self._nominal_work[ln.D2H] += begin - cause
+        self._nominal_work[ln.CPU] += nominal - begin
         self._log(ln.LOG_OUT, cause, begin, work, tokens)
         self._log(ln.LOG_CPU, begin, done, work, len(counts))
         return self._pacers[CPU].until(nominal + back_ns)

@@ -1,49 +1,16 @@
-"""The backends by name: what memory they have, which numbers they compute in, how they are made."""
+"""The backends by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 
 from oled.errors import UserError, nearest
 from oled.hardware.this_machine import processor
 from oled.live.backends import Backend
 from oled.live.backends.emulated import Emulated
-from oled.live.store import HostStore, Preflight, free_host_memory
+from oled.live.backends.kind import Kind
+from oled.live.store import HostStore
 from oled.policies.interface import Costs
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A backend that can be run here."""
-
-    name: str
-    machine: str  # the device, as its driver says, or the processor
-    device: str  # where a model's other layers run, in torch's words
-    numbers: tuple[str, ...]  # of weights that it computes with; the first is its own choice
-    tolerance: float  # of outputs with experts on the CPU, as a share of the largest; 0: bitwise
-    keeps_time: bool  # its lanes last as long as a profile says, not as long as they last
-    pins: bool
-    device_free: Callable[[], int | None]  # bytes; None where the device's memory is the host's
-    make: Callable[[HostStore, int, Costs, bool], Backend]  # store, slots, costs, paced
-    held: Callable[[HostStore], AbstractContextManager[None]]  # for several runs: pinned once
-    failures: Callable[[], AbstractContextManager[None]]  # what the device says, in one line
-
-    def preflight(
-        self, store: int, slots: int, *, building: int = 0, replaced: int = 0, beside: int = 0
-    ) -> Preflight:
-        """What a run needs and what there is; bytes. `slots`: of all slots."""
-        return Preflight(
-            store=store,
-            pinned=store if self.pins else 0,
-            device=slots,
-            building=building,
-            host_free=free_host_memory(),
-            device_free=self.device_free(),
-            replaced=replaced,
-            beside=beside if self.pins else 0,
-        )
 
 
 def _emulated(store: HostStore, slots: int, costs: Costs, paced: bool) -> Backend:

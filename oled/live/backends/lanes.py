@@ -1,40 +1,33 @@
 """GPU, link and CPU workers as threads, one FIFO each: the order of a layer-step's work.
 
-What a backend adds are the few calls of its device. A *mark* is when something is done, in the
-backend's own terms: the actual nanosecond where threads play the device, an event of a stream on a
-real one. Whoever needs a thing gets its mark and waits for it, or has the device wait.
+A backend adds the few calls of its device. A *mark* tells when something is done, in the backend's
+own terms: the actual nanosecond where threads play the device, an event of a stream on a real one.
+A lane that depends on another's work gets its mark and waits for it, or has the device wait.
 
-While no layer-step wants the link, it copies ahead what `Ahead` gives it, piece by piece: copies on
-demand overtake what waits and never a piece on its way.
+While no layer-step needs the link, it copies the pieces that the `PrefetchFeed` gives it. Copies on
+demand overtake waiting prefetches, and never a piece that is being copied.
 """
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 
-from oled.live.backends import Ahead, LaneError, LayerWork, Piece
+from oled.live.backends import LayerWork, Piece, PrefetchFeed
+from oled.live.backends.lane_threads import Job, LaneThreads, Mark, StoppedError, get_or_stop
 from oled.live.backends.pacing import Pacer, on_time
+from oled.live.backends.serial import run_serially
 from oled.types import Ints
-
-SILENCE_S = 60.0  # without an answer of any lane
 
 GPU, LINK, CPU = "gpu", "link", "cpu"
 
 WAKE, FLUSH = "wake", "flush"
-"""Jobs of the link beside layer-steps: look for something to copy ahead; say that it is idle."""
-
-Mark = TypeVar("Mark")
-
-
-class StoppedError(Exception):
-    """Another lane failed, or the run is over."""
+"""Jobs of the link beside layer-steps: look for something to prefetch; answer when idle."""
 
 
 class Lanes(ABC, Generic[Mark]):
@@ -49,11 +42,8 @@ class Lanes(ABC, Generic[Mark]):
         self.entries: list[tuple[int, ...]] = []  # as in `oled.sim.timeline.Timeline`
         self._host = Pacer(paced)
         self._section = 0, 0  # actual and nominal end of the host's last section
-        self._jobs: dict[str, SimpleQueue[LayerWork | str | None]] = {}
-        self._done: SimpleQueue[tuple[str, Mark | None, BaseException | None]] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._running: LayerWork | None = None
-        self._ahead: Ahead | None = None
+        self._threads: LaneThreads[Mark] = LaneThreads()
+        self._prefetches: PrefetchFeed | None = None
         self._undo = ExitStack()
 
     @abstractmethod
@@ -66,7 +56,7 @@ class Lanes(ABC, Generic[Mark]):
 
     @abstractmethod
     def fetch(self, piece: Piece) -> Mark:
-        """Copy a piece ahead; returns when it has crossed."""
+        """Copy a piece and return when it has crossed."""
 
     @abstractmethod
     def copy_back(self, work: LayerWork, slot: int, row: int, cause: Mark) -> Mark:
@@ -117,52 +107,41 @@ class Lanes(ABC, Generic[Mark]):
         """Called in a lane's thread before its first job."""
 
     def fetched(self) -> None:
-        """It is known that the piece has crossed."""
+        """Called when it is known that the piece has crossed."""
 
     def settle(self) -> None:
         """See `Backend.settle`; what a device can not tell at once it may learn later."""
 
     def vacated(self, mark: Mark) -> None:
-        """A slot falls free at `mark` while a step runs: the link may copy ahead into it."""
+        """A slot falls free at `mark` while a step runs: the link may prefetch into it."""
         self.wake()
 
-    def open(self, ahead: Ahead | None) -> None:
-        self._ahead = ahead
+    def open(self, prefetches: PrefetchFeed | None) -> None:
+        self._prefetches = prefetches
         if self.paced:
             self._undo.enter_context(on_time())
-        lanes = ((GPU, self._compute), (LINK, self._copy_all), (CPU, self._compute_on_host))
-        for name, job in lanes:
-            self._jobs[name] = SimpleQueue()
-            thread = threading.Thread(target=self._lane, args=(name, job), name=f"oled-{name}")
-            thread.daemon = True
-            self._threads.append(thread)
-            thread.start()
+        self._threads.start(GPU, self.enter_lane, self._serve(GPU, self._compute))
+        self._threads.start(LINK, self.enter_lane, self._serve_link)
+        self._threads.start(CPU, self.enter_lane, self._serve(CPU, self._compute_on_host))
 
     def close(self) -> None:
-        if self._running is not None:
-            _stop(self._running)
-        for jobs in self._jobs.values():
-            jobs.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._jobs.clear()
-        self._threads.clear()
+        self._threads.stop()
         self._undo.close()
 
     def wake(self) -> None:
-        if self._ahead is not None:
-            self._jobs[LINK].put(WAKE)
+        if self._prefetches is not None:
+            self._threads.put(LINK, WAKE)
 
     def drain(self) -> None:
-        if self._ahead is not None:
-            self._jobs[LINK].put(FLUSH)
-            self._wait_for(1)
+        if self._prefetches is not None:
+            self._threads.put(LINK, FLUSH)
+            self._threads.wait_for(1)
 
     def run(self, work: LayerWork) -> Any:
         begin = self.begin(work)
         work.begin = begin
         if work.blocking:
-            return self.end(work, [self._run_serially(work)])
+            return self.end(work, [run_serially(self, work)])
         for slot in work.free:
             work.vacant.put((begin, slot))
         lanes = []
@@ -172,53 +151,34 @@ class Lanes(ABC, Generic[Mark]):
             lanes.append(LINK)
         if work.on_cpu.size:
             lanes.append(CPU)
-        self._running = work
         for name in lanes:
-            self._jobs[name].put(work)
-        marks = self._wait_for(len(lanes))
-        self._running = None
-        return self.end(work, marks)
+            self._threads.put(name, work)
+        return self.end(work, self._threads.wait_for(len(lanes)))
 
-    def _wait_for(self, lanes: int) -> list[Mark]:
-        """The last marks of that many lanes; raises what went wrong first in any of them."""
-        failure: tuple[str, BaseException] | None = None
-        marks: list[Mark] = []
-        for _ in range(lanes):
-            try:
-                name, mark, error = self._done.get(timeout=SILENCE_S)
-            except Empty:
-                raise LaneError(f"no lane has answered for {SILENCE_S:g} s") from None
-            if mark is not None:
-                marks.append(mark)
-            if error is not None and (failure is None or isinstance(failure[1], StoppedError)):
-                failure = (name, error)
-        if failure is not None:
-            raise LaneError(f"the {failure[0]} lane failed: {failure[1]!r}") from failure[1]
-        return marks
+    def _serve(
+        self, name: str, lane: Callable[[LayerWork], Mark]
+    ) -> Callable[[Job, SimpleQueue[Any]], None]:
+        """The jobs of a lane that has nothing but layer-steps."""
 
-    def _lane(self, name: str, job: Callable[[LayerWork], Mark]) -> None:
-        entered, jobs = False, self._jobs[name]
-        while (work := jobs.get()) is not None:
-            try:
-                if not entered:
-                    self.enter_lane(name)
-                    entered = True
-                if work == FLUSH:
-                    self._done.put((name, None, None))
-                    continue
-                if isinstance(work, LayerWork):
-                    self._done.put((name, job(work), None))
-                if name == LINK and self._ahead is not None:
-                    self._copy_ahead(self._ahead, jobs)
-            except BaseException as error:  # whatever it is, the main thread must hear of it
-                if self._running is not None:
-                    _stop(self._running)
-                self._done.put((name, None, error))
+        def serve(job: Job, _: SimpleQueue[Any]) -> None:
+            if isinstance(job, LayerWork):
+                self._threads.answer(name, lane(job))
 
-    def _copy_ahead(self, ahead: Ahead, jobs: SimpleQueue[Any]) -> None:
-        """The link, while nobody wants it."""
-        while jobs.empty() and (piece := ahead.next()) is not None:
-            ahead.crossed(self.fetch(piece))
+        return serve
+
+    def _serve_link(self, job: Job, jobs: SimpleQueue[Any]) -> None:
+        if job == FLUSH:
+            self._threads.answer(LINK, None)
+            return
+        if isinstance(job, LayerWork):
+            self._threads.answer(LINK, self._copy_all(job))
+        if self._prefetches is not None:
+            self._prefetch(self._prefetches, jobs)
+
+    def _prefetch(self, prefetches: PrefetchFeed, jobs: SimpleQueue[Any]) -> None:
+        """Copy pieces while no layer-step needs the link."""
+        while jobs.empty() and (piece := prefetches.next()) is not None:
+            prefetches.crossed(self.fetch(piece))
             self.fetched()
 
     def _compute(self, work: LayerWork) -> Mark:
@@ -230,7 +190,7 @@ class Lanes(ABC, Generic[Mark]):
         self._vacate(work, work.released, ended)
         left, held = work.transfers.size + len(late), None
         while left:
-            mark, first = held or _get(work.landed)
+            mark, first = held or get_or_stop(work.landed)
             held, chosen = None, [first]
             turn = self.turn(mark)
             while len(chosen) < left and held is None:
@@ -261,7 +221,7 @@ class Lanes(ABC, Generic[Mark]):
         """The link: one copy after the other, each into a slot that is free."""
         ended: Mark = work.begin
         for position in work.transfers:
-            vacant, slot = _get(work.vacant)
+            vacant, slot = get_or_stop(work.vacant)
             ended = self.copy(work, int(position), slot, vacant)
             work.slot[position] = slot
             work.landed.put((ended, int(position)))
@@ -269,49 +229,3 @@ class Lanes(ABC, Generic[Mark]):
 
     def _compute_on_host(self, work: LayerWork) -> Mark:
         return self.compute_on_host(work, work.begin)
-
-    def _run_serially(self, work: LayerWork) -> Mark:
-        """A blocking runtime: each thing is waited for before the next one begins."""
-        mark: Mark = work.begin
-        for slot, row in work.out:
-            mark = self._waited(self.copy_back(work, slot, row, mark))
-        chosen, free, released = work.hits.tolist(), list(work.free), list(work.released)
-        coming, first = work.transfers.tolist(), True
-        while True:
-            while coming and free:
-                position, slot = coming.pop(0), free.pop(0)
-                mark = self._waited(self.copy(work, position, slot, mark))
-                work.slot[position] = slot
-                chosen.append(position)
-                if not work.stays[position]:
-                    released.append(slot)
-            if chosen:
-                turn = self.turn(mark)
-                mark = self._waited(self.group(work, np.array(chosen), turn, hits=first))
-            if not coming:
-                break
-            if not released:
-                raise RuntimeError("a transfer waits for a slot that never becomes free")
-            chosen, free, released, first = [], released, [], False
-        if work.on_cpu.size:
-            mark = self._waited(self.compute_on_host(work, mark))
-        return mark
-
-    def _waited(self, mark: Mark) -> Mark:
-        self.wait(mark)
-        return mark
-
-
-def _stop(work: LayerWork) -> None:
-    """Wake the lanes that wait for one another."""
-    for _ in range(2):
-        work.landed.put(None)
-        work.vacant.put(None)
-
-
-def _get(queue: SimpleQueue[Any]) -> tuple[Any, int]:
-    item = queue.get()
-    if item is None:
-        raise StoppedError
-    mark, value = item
-    return mark, value
