@@ -38,9 +38,7 @@ class Emulated(Lanes[int]):
         super().__init__(paced)
         self.store = store
         self.costs = costs
-        self._nominal_work = np.zeros(
-            4, np.int64
-        )  # nominal work by lane: `oled.sim.lanes` GPU, H2D, ...
+        self._nominal_work = np.zeros(4, np.int64)  # by lane: `oled.sim.lanes` GPU, H2D, ...
         self._device = np.zeros((max(1, slots), store.form.size), np.float32)
         self._y = np.zeros((0, store.form.hidden), np.float32)  # outputs of all pairs
         self._gated = {name: np.zeros(store.form.width, np.float32) for name in (GPU, CPU)}

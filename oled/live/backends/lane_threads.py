@@ -28,7 +28,7 @@ class LaneThreads(Generic[Mark]):
         self._jobs: dict[str, SimpleQueue[Job | None]] = {}
         self._answers: SimpleQueue[tuple[str, Mark | None, BaseException | None]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self.running: LayerWork | None = None
+        self.running: LayerWork | None = None  # the layer-step that the lanes work on
 
     def start(
         self,
