@@ -1,8 +1,8 @@
 """The prefetch link: from the policy's queue to the pieces that the link copies.
 
 The link's thread asks while the main thread decides, so both hold `lock` when they touch what is
-decided. A prefetched expert keeps its slot, under its name in the slot table, until the step that it
-was prefetched for commits, or until it becomes a resident.
+decided. A prefetched expert keeps its slot, under its name in the slot table, until the step that
+it was prefetched for commits, or until it becomes a resident.
 """
 
 from __future__ import annotations
