@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from oled.live.backends import LayerWork
-from oled.live.kernels import Ints
+from oled.types import Ints
 
 Mark = TypeVar("Mark")
 
