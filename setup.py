@@ -1,17 +1,16 @@
-"""Put conf/, plots/, traces/ and the studies into the wheel, below `oled/bundled`.
+"""Put conf/, plots/, traces/ and experiments/studies/ into the wheel, below `oled/bundled`.
 
 These folders lie at the top of the repository, where people look for them. An editable installation
 uses them there: `oled/bundled/__init__.py` finds them beside itself. Everything else is in
-pyproject.toml.
+pyproject.toml. How the bundled model was made (experiments/training) stays out of the wheel.
 """
 
 from setuptools import find_packages, setup
 
 BUNDLED = {
     "oled.bundled.conf": "conf",
-    "oled.bundled.experiments": "experiments",
-    "oled.bundled.experiments.studies": "experiments/studies",
     "oled.bundled.plots": "plots",
+    "oled.bundled.studies": "experiments/studies",
     "oled.bundled.traces": "traces",
 }
 

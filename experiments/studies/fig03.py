@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from oled import Synthetic, simulate
-from oled.bundled.experiments.studies import common
 from oled.bundled.plots.fig03 import draw
+from oled.bundled.studies import common
 from oled.results import table as results
 from oled.sim.prepared import PreparedTrace
 from oled.sim.timeline import LANES

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from oled.bundled.experiments.studies import common
 from oled.bundled.plots.fig05 import draw
 from oled.bundled.plots.style import shape
+from oled.bundled.studies import common
 from oled.studies.reproduce import Claim, Run, judge, judge_range, markdown, wide
 
 __all__ = ["TITLE", "claims", "draw", "rows", "summary"]

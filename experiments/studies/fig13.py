@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from oled.bundled.experiments.studies import common
 from oled.bundled.plots.fig13 import draw
 from oled.bundled.plots.style import shape
+from oled.bundled.studies import common
 from oled.studies.reproduce import (
     NOT,
     REPRODUCED,

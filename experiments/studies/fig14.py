@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from oled.bundled.experiments.studies import common
-from oled.bundled.experiments.studies.fig13 import KEY, WORKLOADS, named
 from oled.bundled.plots.fig14 import draw
+from oled.bundled.studies import common
+from oled.bundled.studies.fig13 import KEY, WORKLOADS, named
 from oled.studies.reproduce import UNKNOWN, UNREAD, Claim, Run, markdown, pick, ratio_interval, wide
 
 __all__ = ["TITLE", "claims", "draw", "rows", "summary"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from oled.bundled.experiments.studies import common
 from oled.bundled.plots.fig15 import draw
+from oled.bundled.studies import common
 from oled.studies.reproduce import Claim, Run, gain, judge, markdown, percent, pick, wide
 
 __all__ = ["TITLE", "claims", "draw", "rows", "summary"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from oled.bundled.experiments.studies import common
-from oled.bundled.experiments.studies.recorded import recorded
 from oled.bundled.plots.fig16 import active, block_length, by_batch, by_block, draw
 from oled.bundled.plots.style import shape
+from oled.bundled.studies import common
+from oled.bundled.studies.recorded import recorded
 from oled.studies.reproduce import UNKNOWN, Claim, Run, judge, markdown, wide
 
 __all__ = ["TITLE", "claims", "draw", "rows", "summary"]

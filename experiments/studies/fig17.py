@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from oled.bundled.experiments.studies import common
 from oled.bundled.plots.fig17 import draw
 from oled.bundled.plots.style import RECORDED, shape
+from oled.bundled.studies import common
 from oled.studies.reproduce import UNKNOWN, Claim, Run, judge, markdown, percent, pick, wide
 
 __all__ = ["TITLE", "claims", "draw", "rows", "summary"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from oled.bundled.experiments.studies import common
 from oled.bundled.plots.fig18 import draw
 from oled.bundled.plots.style import shape
+from oled.bundled.studies import common
 from oled.results import table as results
 from oled.sim import bench
 from oled.studies.reproduce import NOT, UNKNOWN, Claim, Run, markdown, percent, pick, wide

@@ -16,12 +16,12 @@ from typing import Any
 import pandas as pd
 
 from oled.altered.split import PathPlan, write_path_trace
-from oled.bundled.experiments.studies import common
-from oled.bundled.experiments.studies.recorded import HOME
-from oled.bundled.experiments.studies.synthetic_heads import with_heads
-from oled.bundled.experiments.studies.systems_live import RULES, SMALL, Live, Size, run_live
-from oled.bundled.experiments.studies.systems_published import Side, claims_of
 from oled.bundled.plots.systems import draw
+from oled.bundled.studies import common
+from oled.bundled.studies.recorded import HOME
+from oled.bundled.studies.synthetic_heads import with_heads
+from oled.bundled.studies.systems_live import RULES, SMALL, Live, Size, run_live
+from oled.bundled.studies.systems_published import Side, claims_of
 from oled.policies.files import read_policy
 from oled.results import table as results
 from oled.studies.reproduce import Claim, Run, markdown

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oled.bundled.experiments.studies.recorded import TOKENS_PER_FORWARD, problems
+from oled.bundled.studies.recorded import TOKENS_PER_FORWARD, problems
 from oled.policies.composition import load_composition
 from oled.sim.settings import Settings
 
@@ -63,7 +63,7 @@ def run_live(size: Size, folder: Path, slots: Sequence[int]) -> Live:
 
     slots: of SPICE's caches, for what it gives up depends on what it misses.
     """
-    from oled.bundled.experiments.studies.approximated_misses import driver
+    from oled.bundled.studies.approximated_misses import driver
     from oled.quality.approximated import SURROGATES, Exact
     from oled.quality.approximated import given_up as approximated
     from oled.quality.measure import quality

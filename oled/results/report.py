@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import base64
 import html
-import re
-from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 import jinja2
+from markdown_it import MarkdownIt
 
 from oled.atomic import write_text
 from oled.errors import UserError
 from oled.results import table as results
+
+MARKDOWN = MarkdownIt("js-default")
+"""CommonMark with tables; HTML in a text is shown, not obeyed."""
 
 PAGE = """\
 <!doctype html>
@@ -47,7 +48,7 @@ nav { columns: 3 }
 
 
 def report(folder: Path) -> Path:
-    """FOLDER/report.html, of the folder's own results and of those one level below."""
+    """Write FOLDER/report.html of the folder's results and of those one level below; return it."""
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder")
     places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
@@ -64,8 +65,7 @@ def report(folder: Path) -> Path:
         raise UserError(f"{folder}: holds no results; `oled reproduce` and `oled sweep` write some")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(PAGE).render(title=f"Results: {folder.name}", parts=parts)
-    file = folder / "report.html"
-    return write_text(file, page)
+    return write_text(folder / "report.html", page)
 
 
 def _base64(file: Path) -> str:
@@ -76,43 +76,16 @@ def _text(folder: Path) -> str:
     page, heading = folder / "table.md", f"<h2>{html.escape(folder.name)}</h2>\n"
     if page.is_file():
         text = page.read_text(encoding="utf-8")
-        return ("" if text.startswith("#") else heading) + "\n".join(as_html(text))
+        return ("" if text.startswith("#") else heading) + as_html(text)
     table = results.read_table(folder)
     shown = results.as_text(table, ["overrides"] if "overrides" in table else ["policy", "slots"])
     return f"{heading}<pre>{html.escape(shown)}</pre>"
 
 
-def as_html(text: str) -> Iterator[str]:
-    """The little Markdown that studies write: headings, tables, lists, paragraphs, code, stress."""
-    for kind, group in groupby(text.splitlines(), key=_kind):
-        lines = list(group)
-        if kind == "heading":
-            for line in lines:
-                marks, _, words = line.partition(" ")
-                yield f"<h{len(marks) + 1}>{_inline(words)}</h{len(marks) + 1}>"
-        elif kind == "table":
-            cells = [line.strip()[1:-1].split(" | ") for line in lines]
-            yield "<table>"
-            yield _row(cells[0], "th")
-            yield from (_row(row, "td") for row in cells[2:])
-            yield "</table>"
-        elif kind == "list":
-            items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
-            yield f"<ul>{items}</ul>"
-        elif kind == "text":
-            yield f"<p>{_inline(' '.join(lines))}</p>"
-
-
-def _kind(line: str) -> str:
-    starts = {"#": "heading", "|": "table", "-": "list", "": "blank"}
-    return starts.get(line[:1], "text")
-
-
-def _row(cells: list[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{_inline(cell.strip())}</{tag}>" for cell in cells) + "</tr>"
-
-
-def _inline(text: str) -> str:
-    escaped = html.escape(text, quote=False)
-    escaped = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)
-    return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", escaped)
+def as_html(text: str) -> str:
+    """Render Markdown with its headings one level lower: the page has a first one of its own."""
+    tokens = MARKDOWN.parse(text)
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{int(token.tag[1]) + 1}"
+    return str(MARKDOWN.renderer.render(tokens, MARKDOWN.options, {}))

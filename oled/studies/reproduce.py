@@ -82,7 +82,7 @@ def reproduce(
 
     With `redraw` nothing is simulated: figure and table are made of the rows that are there.
     """
-    study: Study = cast(Study, importlib.import_module(f"oled.bundled.experiments.studies.{name}"))
+    study: Study = cast(Study, importlib.import_module(f"oled.bundled.studies.{name}"))
     style = importlib.import_module("oled.bundled.plots.style")
     log.info("%s: %s", name, study.TITLE)
     folder = root / name

@@ -84,7 +84,7 @@ def test_the_policies_of_the_demo_differ_without_colour():
 
 @pytest.mark.parametrize("study", ["fig15", "fig16", "fig17", "fig18"])
 def test_lines_of_a_figure_differ_without_colour(study):
-    module = importlib.import_module(f"oled.bundled.experiments.studies.{study}")
+    module = importlib.import_module(f"oled.bundled.studies.{study}")
     policies = getattr(module, "POLICIES", None) or module.RETENTIONS[:-1]
     looks = [style.look(policy) for policy in policies]
     for at, one in enumerate(looks):

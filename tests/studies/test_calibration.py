@@ -17,7 +17,7 @@ from oled.studies.reproduce import NOT
 from oled.trace.synthetic import Synthetic, synthetic_trace
 from oled.trace.synthetic.named import geometry_of
 
-locality = importlib.import_module("oled.bundled.experiments.studies.locality")
+locality = importlib.import_module("oled.bundled.studies.locality")
 
 SLACK = 0.03
 """Share of a range's ends that a small sample may lie outside of it."""

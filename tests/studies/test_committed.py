@@ -27,7 +27,7 @@ def test_they_are_small() -> None:
 
 @pytest.mark.parametrize("name", studies())
 def test_a_figure_is_the_same_bytes_each_time(name: str, tmp_path: Path) -> None:
-    study = importlib.import_module(f"oled.bundled.experiments.studies.{name}")
+    study = importlib.import_module(f"oled.bundled.studies.{name}")
     table = results.read_table(COMMITTED / name)
     files = [style.save(study.draw(table), tmp_path / again, name) for again in ("a", "b")]
     for one, other in zip(*files, strict=True):
@@ -36,7 +36,7 @@ def test_a_figure_is_the_same_bytes_each_time(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", studies())
 def test_a_table_follows_from_its_rows(name: str) -> None:
-    study = importlib.import_module(f"oled.bundled.experiments.studies.{name}")
+    study = importlib.import_module(f"oled.bundled.studies.{name}")
     table = results.read_table(COMMITTED / name)
     committed = (COMMITTED / name / "table.md").read_text(encoding="utf-8")
     assert page(name, study, table, small=False) == committed, f"oled reproduce {name} --redraw"

@@ -87,16 +87,18 @@ class _Balanced(HTMLParser):
 
 
 def test_markdown_of_the_studies() -> None:
-    text = "# A <b>\n\n| x | y |\n| --- | --- |\n| 1 | `z` |\n| 2 |  |\n\n- one\n- *two*\n"
-    assert list(as_html(text)) == [
-        "<h2>A &lt;b&gt;</h2>",
-        "<table>",
-        "<tr><th>x</th><th>y</th></tr>",
-        "<tr><td>1</td><td><code>z</code></td></tr>",
-        "<tr><td>2</td><td></td></tr>",
-        "</table>",
-        "<ul><li>one</li><li><em>two</em></li></ul>",
-    ]
+    text = (
+        "# A <b>\n\n| x | y |\n| --- | --- |\n| 1 | `z` |\n| 2 |  |\n\n- one\n- *two*\n\n"
+        "## [site](https://oled.test) a_b_c & <script>\n1. first\n   - inner\n"
+    )
+    assert "".join(line.strip() for line in as_html(text).splitlines()) == (
+        "<h2>A &lt;b&gt;</h2>"
+        "<table><thead><tr><th>x</th><th>y</th></tr></thead>"
+        "<tbody><tr><td>1</td><td><code>z</code></td></tr><tr><td>2</td><td></td></tr></tbody>"
+        "</table><ul><li>one</li><li><em>two</em></li></ul>"
+        '<h3><a href="https://oled.test">site</a> a_b_c &amp; &lt;script&gt;</h3>'
+        "<ol><li>first<ul><li>inner</li></ul></li></ol>"
+    )
 
 
 def test_a_folder_without_results_has_no_report(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_every_study_has_what_reproduce_needs() -> None:
     import importlib
 
     for name in studies():
-        module = importlib.import_module(f"oled.bundled.experiments.studies.{name}")
+        module = importlib.import_module(f"oled.bundled.studies.{name}")
         for part in ("TITLE", "rows", "draw", "summary", "claims"):
             assert hasattr(module, part), f"{name} has no {part}"
 

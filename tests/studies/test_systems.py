@@ -10,15 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from oled.bundled.experiments.studies.recorded import problems
+from oled.bundled.studies.recorded import problems
 from oled.paths import traces_dir
 from oled.studies.reproduce import reproduce
 from oled.sweeps import Workers
 from oled.trace import load
 from oled.trace.synthetic import Synthetic
 
-heads = importlib.import_module("oled.bundled.experiments.studies.synthetic_heads")
-study = importlib.import_module("oled.bundled.experiments.studies.systems")
+heads = importlib.import_module("oled.bundled.studies.synthetic_heads")
+study = importlib.import_module("oled.bundled.studies.systems")
 
 OF_THE_ISSUE = (
     *("saem", "saem_oracle", "temporal_router", "spatio_temporal_router", "spice", "spice_exact"),
