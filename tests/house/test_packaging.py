@@ -117,11 +117,20 @@ def test_an_installed_wheel_runs_without_a_checkout(home: Path, tmp_path: Path) 
     listed = _run([oled, "list", "policies"], tmp_path)
     assert {"lru", "oled", "oracle"} <= {line.split()[0] for line in listed.splitlines() if line}
     assert str(home) in _run([home / "bin" / "python", "-c", WHERE], tmp_path)
-    table = _run([oled, "simulate", "policy=lru", "cache.slots=20", "out=run"], tmp_path)
-    assert "hit rate" in table
+    assert "whole" in _run([oled, "check", "demo"], tmp_path)
+    plain = {"NUMBA_DISABLE_JIT": "1"}  # a small trace in plain Python, instead of compiling
+    _run([home / "bin" / "python", "-c", SMALL], tmp_path, **plain)
+    words = ["trace=small", "policy=lru", "cache.slots=4", "out=run"]
+    assert "hit rate" in _run([oled, "simulate", *words], tmp_path, **plain)
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
+SMALL = """
+from oled.trace import Geometry
+from oled.trace.synthetic import Process, Workload, write_synthetic
+shape = Geometry((1, 2), (8, 8), 2, (1 << 20,) * 2, 3)
+write_synthetic("small", shape, Workload(1, 1, 2, 4), Process(groups=1, kept_groups=1))
+"""
 WHERE = "import oled.bundled.studies.common as c, oled.paths as p; print(c.__file__, p.conf_dir())"
 
 

@@ -13,11 +13,9 @@ from oled.trace.importers import (
     cacheable_by_design,
     jsonl,
     llama_cpp,
-    routed,
     router_logits,
     sglang_dump,
     sglang_routed_experts,
-    sglang_tokens,
     vllm_routed_experts,
 )
 from oled.trace.importers.source import LACKS, Format, Source
@@ -26,54 +24,17 @@ from oled.trace.parts import new_folder
 from oled.trace.writer import TraceWriter
 
 IMPORTERS: dict[str, Format] = {
-    "sglang_dump": Format(
-        "SGLang's expert distribution recorder: per_token, per_pass, stat (.pt, or a folder)",
-        sglang_dump.read,
-        sglang_tokens.LACKS,
-        sglang_dump.OPTIONS,
-        sglang_dump.SUFFIXES,
-    ),
-    "sglang_routed_experts": Format(
-        "SGLang's return_routed_experts: ids [tokens, layers, k] (.npy, .npz, .json, .jsonl)",
-        sglang_routed_experts.read,
-        routed.LACKS,
-        routed.OPTIONS,
-    ),
-    "vllm_routed_experts": Format(
-        "vLLM's routed experts: ids [tokens, layers, k] (.npy, .npz, .json, .jsonl)",
-        vllm_routed_experts.read,
-        routed.LACKS,
-        routed.OPTIONS,
-    ),
-    "bigmoeonedge": Format(
-        "route_trace v1 of BigMoeOnEdge: CSV with ids, weights and bytes of each layer's experts",
-        bigmoeonedge.read,
-        bigmoeonedge.LACKS,
-    ),
-    "cacheable_by_design": Format(
-        "NPZ of cacheable-by-design: ids of every token in windows of a text",
-        cacheable_by_design.read,
-        cacheable_by_design.LACKS,
-    ),
-    "llama_cpp": Format(
-        "llama.cpp's moe-trace: CSV of layer,expert in the order of execution",
-        llama_cpp.read,
-        llama_cpp.LACKS,
-        llama_cpp.OPTIONS,
-    ),
-    "jsonl": Format(
-        "a JSON line for each (layer, token): layer_idx, token_idx, selected_ids, gate_weights",
-        jsonl.read,
-        jsonl.LACKS,
-        jsonl.OPTIONS,
-    ),
-    "router_logits": Format(
-        "transformers' router_logits: per layer [batch * seq, experts] (.pt, .npz, .safetensors)",
-        router_logits.read,
-        router_logits.LACKS,
-        router_logits.OPTIONS,
-        router_logits.SUFFIXES,
-    ),
+    module.FORMAT.name: module.FORMAT
+    for module in (
+        sglang_dump,
+        sglang_routed_experts,
+        vllm_routed_experts,
+        bigmoeonedge,
+        cacheable_by_design,
+        llama_cpp,
+        jsonl,
+        router_logits,
+    )
 }
 """By name. What a format lacks in any case; a file may lack more, and its trace says so."""
 

@@ -21,7 +21,7 @@ import numpy as np
 from oled.trace.errors import TraceError
 from oled.trace.importers.arrays import damage
 from oled.trace.importers.records import plain_record, row_tokens
-from oled.trace.importers.source import Source, provenance
+from oled.trace.importers.source import Format, Source, provenance
 from oled.trace.limits import require_memory
 from oled.trace.manifest import Gap, Kept, Manifest
 from oled.trace.options import Options
@@ -36,6 +36,7 @@ from oled.trace.schema import (
 from oled.types import Bools, Doubles, ExpertIds, Floats, Ints
 
 COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+NAME = "bigmoeonedge"
 LACKS = ("confidence", "token_ids")
 TURN, PHASE, STEP, LAYER, SLOT, EXPERT, WEIGHT = range(7)
 PREFILL, DECODE = 0, 1
@@ -59,11 +60,19 @@ def read(path: Path, options: Options) -> Source:
         confidence_kind=ConfidenceKind.NONE,
         model={"id": header.model, "revision": None, "dtype": "gguf"},
         decode={"mode": "autoregressive"},
-        provenance={**provenance("bigmoeonedge", path), "dense_bytes": list(header.dense_bytes)},
+        provenance={**provenance(NAME, path), "dense_bytes": list(header.dense_bytes)},
         gaps=tuple(_gaps(header, cubes)),
         lacks=LACKS,
     )
     return Source(manifest, _records(cubes))
+
+
+FORMAT = Format(
+    NAME,
+    "route_trace v1 of BigMoeOnEdge: CSV with ids, weights and bytes of each layer's experts",
+    read,
+    LACKS,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields, parse_json
 from oled.trace.importers.arrays import read_npz
 from oled.trace.importers.records import plain_record
-from oled.trace.importers.source import Source, provenance
+from oled.trace.importers.source import Format, Source, provenance
 from oled.trace.manifest import Manifest
 from oled.trace.options import Options
 from oled.trace.schema import (
@@ -32,6 +32,7 @@ from oled.trace.schema import (
 )
 from oled.types import Array
 
+NAME = "cacheable_by_design"
 LACKS = ("weights", "confidence", "token_ids", "decoding", "layers", "expert_bytes")
 WINDOW = 512
 EXPERT_BYTES = 6_000_000
@@ -67,10 +68,18 @@ def read(path: Path, options: Options) -> Source:
         confidence_kind=ConfidenceKind.NONE,
         model={"id": fields.get("model", str), "revision": None, "dtype": "gguf"},
         decode={"mode": "prefill_windows", "window": WINDOW},
-        provenance={**provenance("cacheable_by_design", path), "meta": meta},
+        provenance={**provenance(NAME, path), "meta": meta},
         lacks=LACKS,
     )
     return Source(manifest, _records(experts))
+
+
+FORMAT = Format(
+    NAME,
+    "NPZ of cacheable-by-design: ids of every token in windows of a text",
+    read,
+    LACKS,
+)
 
 
 def _arrays(path: Path) -> tuple[Array, Any]:

@@ -19,7 +19,7 @@ from oled.trace.fields import JsonFields, parse_json
 from oled.trace.importers.arrays import damage
 from oled.trace.importers.facts import FACTS, Facts
 from oled.trace.importers.records import plain_record, row_tokens
-from oled.trace.importers.source import Source, provenance
+from oled.trace.importers.source import Format, Source, provenance
 from oled.trace.limits import require_memory
 from oled.trace.manifest import Gap, Kept
 from oled.trace.options import Options
@@ -76,6 +76,15 @@ def read(path: Path, options: Options) -> Source:
     about = provenance(NAME, path)
     manifest = facts.manifest(geometry, about, lacks, weight_kind=kind, weight_sum=total, gaps=gaps)
     return Source(manifest, _records(rows, layers, tokens, top_k, kind is not WeightKind.NONE))
+
+
+FORMAT = Format(
+    NAME,
+    "a JSON line for each (layer, token): layer_idx, token_idx, selected_ids, gate_weights",
+    read,
+    LACKS,
+    OPTIONS,
+)
 
 
 def _read(path: Path) -> _Rows:

@@ -21,7 +21,7 @@ from oled.trace.errors import TraceError
 from oled.trace.importers.arrays import damage
 from oled.trace.importers.facts import FACTS, Facts
 from oled.trace.importers.records import plain_record, row_tokens
-from oled.trace.importers.source import Source, provenance
+from oled.trace.importers.source import Format, Source, provenance
 from oled.trace.limits import MAX_LAYERS
 from oled.trace.manifest import Gap, Kept
 from oled.trace.options import Options
@@ -70,6 +70,15 @@ def read(path: Path, options: Options) -> Source:
     mode = {"mode": "autoregressive"}
     manifest = facts.manifest(geometry, about, LACKS, decode=mode, gaps=gaps)
     return Source(manifest, _records(path, top_k, np.array(axis)))
+
+
+FORMAT = Format(
+    NAME,
+    "llama.cpp's moe-trace: CSV of layer,expert in the order of execution",
+    read,
+    LACKS,
+    OPTIONS,
+)
 
 
 def _records(path: Path, top_k: int, layers: Ints) -> Iterator[ForwardRecord]:

@@ -22,7 +22,7 @@ from oled.trace.importers.facts import FACTS, Facts
 from oled.trace.importers.logit_files import LogitFile, read_logits
 from oled.trace.importers.logits import Routing
 from oled.trace.importers.records import plain_record, row_tokens
-from oled.trace.importers.source import Source, provenance, source_files
+from oled.trace.importers.source import Format, Source, provenance, source_files
 from oled.trace.options import Options
 from oled.trace.schema import ForwardRecord, Phase, RouterScores, TokenState
 from oled.types import Array, Bools, Ints
@@ -104,6 +104,16 @@ def read(path: Path, options: Options) -> Source:
         decode={"mode": "autoregressive"},
     )
     return Source(manifest, _records(files, routing, geometry.experts_per_layer, options, layers))
+
+
+FORMAT = Format(
+    NAME,
+    "transformers' router_logits: per layer [batch * seq, experts] (.pt, .npz, .safetensors)",
+    read,
+    LACKS,
+    OPTIONS,
+    SUFFIXES,
+)
 
 
 def _records(

@@ -26,8 +26,8 @@ from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields, brief
 from oled.trace.importers.facts import FACTS, Facts
 from oled.trace.importers.sglang_counts import count_source, logical_counts
-from oled.trace.importers.sglang_tokens import RankTokens, token_source
-from oled.trace.importers.source import Source, provenance, source_files
+from oled.trace.importers.sglang_tokens import LACKS, RankTokens, token_source
+from oled.trace.importers.source import Format, Source, provenance, source_files
 from oled.trace.importers.tensors import read_tensors
 from oled.trace.options import Options
 from oled.types import Array, Ints
@@ -86,6 +86,16 @@ def read(path: Path, options: Options) -> Source:
         return token_source([[_tokens(one) for one in ranks] for ranks in passes], facts, about)
     counts = [_added([logical_counts(one.data, one.experts) for one in each]) for each in passes]
     return count_source(counts, facts, about, ordered=True)
+
+
+FORMAT = Format(
+    NAME,
+    "SGLang's expert distribution recorder: per_token, per_pass, stat (.pt, or a folder)",
+    read,
+    LACKS,
+    OPTIONS,
+    SUFFIXES,
+)
 
 
 def _holds(pack: JsonFields, key: str) -> bool:

@@ -16,8 +16,8 @@ from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields
 from oled.trace.importers.facts import Facts
 from oled.trace.importers.responses import arrays_of, from_base64, objects_of, plain_routes
-from oled.trace.importers.routed import Routes, source_of
-from oled.trace.importers.source import Source
+from oled.trace.importers.routed import LACKS, OPTIONS, Routes, source_of
+from oled.trace.importers.source import Format, Source
 from oled.trace.options import Options
 from oled.types import Array
 
@@ -31,6 +31,15 @@ def read(path: Path, options: Options) -> Source:
         return source_of(NAME, path, plain_routes(arrays), options)
     facts = Facts.of(options)
     return source_of(NAME, path, [_routes(fields, facts) for fields in objects_of(path)], options)
+
+
+FORMAT = Format(
+    NAME,
+    "SGLang's return_routed_experts: ids [tokens, layers, k] (.npy, .npz, .json, .jsonl)",
+    read,
+    LACKS,
+    OPTIONS,
+)
 
 
 def _routes(fields: JsonFields, facts: Facts) -> Routes:

@@ -43,6 +43,7 @@ class Source:
 class Format:
     """A format that can be read."""
 
+    name: str
     summary: str
     read: Callable[[Path, Options], Source]
     lacks: tuple[str, ...]  # words of LACKS

@@ -23,8 +23,8 @@ from oled.trace.importers.responses import (
     objects_of,
     plain_routes,
 )
-from oled.trace.importers.routed import Routes, source_of
-from oled.trace.importers.source import Source
+from oled.trace.importers.routed import LACKS, OPTIONS, Routes, source_of
+from oled.trace.importers.source import Format, Source
 from oled.trace.options import Options
 from oled.types import Array
 
@@ -42,6 +42,15 @@ def read(path: Path, options: Options) -> Source:
     else:
         requests = plain_routes(arrays)
     return source_of(NAME, path, requests, options)
+
+
+FORMAT = Format(
+    NAME,
+    "vLLM's routed experts: ids [tokens, layers, k] (.npy, .npz, .json, .jsonl)",
+    read,
+    LACKS,
+    OPTIONS,
+)
 
 
 def _choices(fields: JsonFields) -> list[Routes]:
