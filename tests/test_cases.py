@@ -12,27 +12,27 @@ TESTS = Path(__file__).parent
 CASES = {
     "G01 grouped sigmoid router with a selection bias": (
         "models/test_router.py::test_g01_selection_by_biased_groups_weights_without_bias",
-        "record/test_golden_routes.py::test_g01_selection_by_biased_groups_weights_without_bias",
+        "running/test_golden_routes.py::test_g01_selection_by_biased_groups_weights_without_bias",
         "trace/test_check_routing.py::test_weight_sum_is_that_of_the_kind",
     ),
     "G02 weights that are not normalised": (
         "models/test_router.py::test_g02_weights_that_are_not_normalised_stay_as_they_are",
-        "record/test_golden_routes.py::test_g02_weights_that_are_not_normalised_stay_as_they_are",
+        "running/test_golden_routes.py::test_g02_weights_that_are_not_normalised_stay_as_they_are",
         "trace/test_flat_sources.py::test_router_logits_kinds_of_weight",
         "trace/test_check_routing.py::test_weight_sum_is_that_of_the_kind",
     ),
     "G03 a batch padded on the left": (
-        "record/test_decode.py::test_pads_have_no_rows",
-        "record/test_decode.py::test_a_batch_decodes_as_each_row_alone",
+        "running/test_decode.py::test_pads_have_no_rows",
+        "running/test_decode.py::test_a_batch_decodes_as_each_row_alone",
         "trace/test_trace_cases.py::test_g03_pads_are_flagged",
         "trace/test_steps.py::test_g03_pads_take_no_part",
     ),
     "G04 a diffusion batch whose rows end at different steps": (
-        "record/test_decode.py::test_rows_end_at_different_steps",
-        "record/test_decode.py::test_a_finished_row_leaves_the_batch",
+        "running/test_decode.py::test_rows_end_at_different_steps",
+        "running/test_decode.py::test_a_finished_row_leaves_the_batch",
     ),
     "G05 a dense layer": (
-        "record/test_recorder.py::test_routing_is_what_the_routers_returned",
+        "running/test_recorder.py::test_routing_is_what_the_routers_returned",
         "trace/test_trace_cases.py::test_g05_a_dense_layer_has_no_rows",
     ),
     "G06 512 experts and the sentinel": (
@@ -45,8 +45,8 @@ CASES = {
         "trace/test_trace_files.py::test_writer_refuses_a_record_that_does_not_fit",
     ),
     "G08 prefill alone": (
-        "record/test_decode.py::test_a_prompt_is_prefilled_to_its_last_token",
-        "record/test_canvas_diffusion.py::test_a_prompt_alone_is_read_to_its_last_token",
+        "running/test_decode.py::test_a_prompt_is_prefilled_to_its_last_token",
+        "running/test_canvas_diffusion.py::test_a_prompt_alone_is_read_to_its_last_token",
         "trace/test_trace_cases.py::test_g08_a_prefill_keeps_its_last_token",
     ),
     "G09 SGLang's dump of two ranks": (

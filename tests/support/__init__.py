@@ -1,0 +1,1 @@
+"""What all tests share: seeds that move with the commit, CPU time, commands in forked processes."""
