@@ -16,7 +16,7 @@ VERBS = [*runs.VERBS, *altered.VERBS, *studies.VERBS, *inspection.VERBS, *traces
 @pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)], ids=["oled", *VERBS])
 def test_help_is_quick_and_loads_no_torch(oled, words):
     began = time.monotonic()
-    done = oled(*words, "--help", torch=False)
+    done = oled(*words, "--help", torch=False, alone=True)
     assert done.returncode == 0, done.stderr
     assert "usage: oled" in done.stdout
     assert done.stderr == ""
