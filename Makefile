@@ -18,7 +18,7 @@ demo: $(READY)
 	$(BIN)/oled demo out=$(OUT)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile --random-order
 
 validate: $(READY)
 	$(BIN)/oled validate out=$(VALIDATION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -37,7 +38,7 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def hydra() -> Iterator[None]:
     schema.register()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
@@ -45,7 +46,9 @@ def hydra() -> Iterator[None]:
     GlobalHydra.instance().clear()
 
 
+@functools.cache
 def composed(verb: str, *overrides: str):
+    """Return the configuration as plain data; each is composed once, which takes 0.3 s."""
     return OmegaConf.to_container(compose(verb, list(overrides)), enum_to_str=True)
 
 

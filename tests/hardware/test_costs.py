@@ -16,6 +16,7 @@ from hardware.shapes import FLASH, MINI, PROFILES, RUNTIMES, SDAR, costs, trace_
 from oled.hardware import CostTables, build_costs, load_profile, load_runtime
 from oled.models.catalogue import MODELS, model_geometry
 from oled.trace.schema import Geometry
+from tests.support.seeds import sized
 
 IMPORT = Geometry(
     moe_layers=(0, 1, 2),
@@ -126,7 +127,7 @@ SPLIT_TABLES = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=sized(300))
 @given(
     tables=st.sampled_from(SPLIT_TABLES),
     tokens=st.tuples(st.integers(1, 256), st.integers(1, 256)),

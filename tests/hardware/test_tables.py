@@ -15,6 +15,7 @@ from hardware.shapes import MINI, SDAR, costs, profile_data, table
 from oled.hardware import CostTables, load_profile
 from oled.hardware.bound import subadditive_minorant
 from oled.hardware.labels import foreign
+from tests.support.seeds import sized
 
 MEASURED = (
     Path(__file__).parents[3]
@@ -127,7 +128,7 @@ def test_a_bound_stays_under_a_table_that_is_too_fast_for_few_experts() -> None:
         assert all(one[n] <= one[a] + one[n - a] for a in range(1, n))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=sized(100))
 @given(
     times=st.lists(st.lists(st.integers(1, 1000), min_size=9, max_size=9), min_size=3, max_size=3),
     top_k=st.integers(1, 4),

@@ -20,6 +20,7 @@ from oled.parallel.prices import Prices
 from oled.parallel.routing import Routing
 from oled.parallel.system import System
 from oled.parallel.transport import Transport
+from tests.support.seeds import sized
 
 from .build import make_prices, make_step, make_topology, random_step
 
@@ -116,7 +117,7 @@ SYSTEMS = [
 
 
 @pytest.mark.parametrize("used", SYSTEMS, ids=lambda s: type(s.placement).__name__)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=sized(25))
 @given(seed=st.integers(0, 2**32 - 1), gpus=st.sampled_from([(1, 1), (2, 2), (4, 2)]))
 def test_work_is_kept_time_bounded_and_every_move_paid(
     used: System, seed: int, gpus: tuple[int, int]
@@ -146,7 +147,7 @@ def test_work_is_kept_time_bounded_and_every_move_paid(
     assert again.layout.holds.tobytes() == tally.layout.holds.tobytes()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=sized(20))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_activation_and_overlap_never_make_a_step_s_experts_slower(seed: int) -> None:
     """With the same copies everywhere: the busiest rank under EPIC is no slower than first

@@ -18,6 +18,7 @@ from oled.parallel.placements.eplb import Eplb, pack, replicate
 from oled.parallel.placements.forecast import Forecast
 from oled.parallel.placements.static import Static
 from oled.parallel.prices import Prices
+from tests.support.seeds import sized
 
 from .build import layout_of, make_prices, make_step, make_topology, past_of, random_step
 
@@ -53,7 +54,7 @@ def test_what_moved_comes_from_where_it_comes_fastest() -> None:
 # --- EPLB -----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=sized(80))
 @given(loads, st.integers(0, 4), st.integers(1, 4))
 def test_copies_make_the_busiest_copy_as_light_as_can_be(
     load: list[int], extra: int, most: int
@@ -71,7 +72,7 @@ def test_copies_make_the_busiest_copy_as_light_as_can_be(
     assert (np.array(load) / found).max() == best
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=sized(80))
 @given(loads, st.integers(1, 3))
 def test_packs_are_filled_evenly_and_near_the_best_packing(load: list[int], packs: int) -> None:
     """Heaviest first is no optimum; against all packings it stays within 4/3 and one object."""
@@ -163,7 +164,7 @@ def best_time(step: LayerStep, layout: Layout, prices: Prices) -> int:
     return best
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=sized(60))
 @given(st.integers(0, 2**32 - 1))
 def test_activation_lies_between_the_best_split_and_none(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -223,7 +224,7 @@ def test_a_standby_copy_is_made_for_steps_that_differ() -> None:
     assert forecast.load().max(axis=1).tolist() == [11.0, 11.0]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=sized(40))
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(2, 2), (3, 3), (4, 2)]))
 def test_no_rearrangement_is_predicted_to_be_slower(seed: int, gpus: tuple[int, int]) -> None:
     """Slots are kept, every expert has its first copy, and each change made the forecast faster."""
@@ -254,7 +255,7 @@ ALL = [Static(), Eplb(interval=2, spare=1), Epic(interval=2, spare=1), Epic(spar
 
 
 @pytest.mark.parametrize("placement", ALL, ids=lambda p: type(p).__name__)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=sized(25))
 @given(seed=st.integers(0, 2**32 - 1), gpus=st.sampled_from([(1, 1), (2, 2), (3, 3), (4, 2)]))
 def test_every_token_is_served_where_its_expert_is(
     placement: Placement, seed: int, gpus: tuple[int, int]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oled.errors import UserError
 from oled.parallel.topology import list_topologies, load_topology
+from tests.support.seeds import sized
 
 from .build import make_topology
 
@@ -67,7 +68,7 @@ def test_an_exchange_lasts_as_long_as_its_busiest_port() -> None:
     assert topology.exchange_ns(np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]])) == 4
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=sized(50))
 @given(st.lists(st.integers(0, 100), min_size=9, max_size=9), st.integers(0, 8))
 def test_more_bytes_never_take_less_and_the_way_back_is_as_long(sent: list[int], more: int) -> None:
     topology, matrix = make_topology(3), np.array(sent).reshape(3, 3)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oled.parallel.transport import Transport, exchange
+from tests.support.seeds import sized
 
 from .build import make_topology
 
@@ -46,7 +47,7 @@ def test_between_nodes_a_token_crosses_once_to_each_node() -> None:
     assert exchange(home, reach, 8, topology, ADAPTIVE) == (48, 48)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=sized(60))
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4]))
 def test_ways_agree_on_what_crosses_between_nodes(seed: int, nodes: int, per_node: int) -> None:
     rng = np.random.default_rng(seed)

@@ -19,6 +19,7 @@ from oled.policies.decide import touch
 from oled.policies.interface import Cache
 from oled.policies.part import Allocation
 from oled.trace.schema import Phase
+from tests.support.seeds import sized
 
 from .build import call, in_python, make_at, make_cache, make_step, memory_of
 
@@ -92,7 +93,6 @@ def test_front_loaded_falls_along_a_line() -> None:
     ),
     slope=st.floats(0.0, 1.0),
 )
-@settings(deadline=None)
 def test_front_loaded_keeps_the_bytes(layers: list[tuple[int, int, int]], slope: float) -> None:
     experts = np.array([e for e, _, _ in layers])
     even = np.minimum([s for _, s, _ in layers], experts)
@@ -164,7 +164,7 @@ def test_only_denoising_and_decoding_are_watched() -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=sized(30))
 @pytest.mark.parametrize("kind", [LayerAdapt, MarginalGain])
 def test_budget_floor_and_change_hold(kind: type[LayerAdapt | MarginalGain], data: Any) -> None:
     layers = data.draw(st.integers(1, 4))
@@ -216,7 +216,6 @@ def test_ranks_follow_score_then_recency() -> None:
 
 
 @given(values=st.lists(st.integers(0, 9), min_size=1, max_size=9))
-@settings(deadline=None)
 def test_the_falling_fit_is_the_least_squares_fit(values: list[int]) -> None:
     n = len(values)
     fitted, weight = np.zeros(n), np.zeros(n)
@@ -233,7 +232,6 @@ def test_the_falling_fit_is_the_least_squares_fit(values: list[int]) -> None:
     curves=st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=1, max_size=3),
     slots=st.integers(0, 4),
 )
-@settings(deadline=None)
 def test_marginal_gain_makes_the_most_hits_of_falling_curves(
     curves: list[list[int]], slots: int
 ) -> None:

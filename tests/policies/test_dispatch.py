@@ -42,6 +42,7 @@ from oled.policies.interface import (
 from oled.policies.part import Dispatch
 from oled.policies.retention.expert_count import ExpertCount
 from oled.trace.schema import Phase
+from tests.support.seeds import sized
 
 from .build import call, make_cache, make_costs, make_plan, make_step, memory_of
 
@@ -235,7 +236,7 @@ def situations(draw: Any) -> tuple[Step, Cache, Costs]:
 
 
 @given(situations())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=sized(80))
 def test_two_ended_and_greedy_agree_with_plain_lists(situation: tuple[Step, Cache, Costs]) -> None:
     step, cache, costs = situation
     counts, active = [int(n) for n in step.count], step.expert.size
@@ -278,7 +279,7 @@ def test_refresh_worked_by_hand() -> None:
 
 
 @given(situations())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sized(40))
 def test_what_a_refresh_copies_stays(situation: tuple[Step, Cache, Costs]) -> None:
     step, cache, costs = situation
     cache.staged[:] = 0
@@ -309,7 +310,7 @@ def test_what_a_refresh_copies_stays(situation: tuple[Step, Cache, Costs]) -> No
 
 @pytest.mark.parametrize("part", ALL, ids=repr)
 @given(situation=situations())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sized(40))
 def test_every_miss_is_in_exactly_one_place(
     part: Dispatch, situation: tuple[Step, Cache, Costs]
 ) -> None:

@@ -13,6 +13,7 @@ from oled.policies.decide import judge
 from oled.policies.dispatch.coop import Coop
 from oled.policies.dispatch.exact import Exact
 from oled.policies.interface import ON_CPU, TRANSFER, Cache, Costs, Plan, Step
+from tests.support.seeds import seeds
 
 from .build import call, make_cache, make_costs, make_plan, make_step, memory_of
 
@@ -114,7 +115,7 @@ def full_makespan(case: Case, copied: NDArray[np.bool_]) -> int:
 
 
 def test_exact_is_the_best_of_all_splits() -> None:
-    for seed in range(150):
+    for seed in seeds(150):
         case = random_case(seed)
         splits = all_splits(len(case.missing))
         best = min(full_makespan(case, split) for split in splits)
@@ -160,7 +161,7 @@ def test_coop_swaps_one_after_the_other() -> None:
 
 
 def test_coops_initial_split_is_the_best_without_reuse() -> None:
-    for seed in range(150):
+    for seed in seeds(150):
         case = random_case(seed)
         splits = all_splits(len(case.missing))
         got = simple_makespan(case, case.copied(Coop(mu=0.0))[None])

@@ -15,6 +15,7 @@ from oled.policies.retention.future_router import FutureRouter
 from oled.sim.metrics import count_metrics
 from oled.trace.schema import Phase
 from tests.sim.build import Forward, Machine, make_steps, replay
+from tests.support.seeds import for_each_seed
 
 from .build import call, make_cache, make_costs, make_plan, make_queue, make_side, make_step
 
@@ -175,7 +176,7 @@ class Case:
         return accesses, misses, inserts
 
 
-@pytest.mark.parametrize("seed", range(3))
+@for_each_seed(3)
 @pytest.mark.parametrize("slots", [3, 6])
 def test_temporal_counts_are_those_of_the_published_replay(seed: int, slots: int) -> None:
     case = Case.random(seed)
@@ -188,7 +189,7 @@ def test_temporal_counts_are_those_of_the_published_replay(seed: int, slots: int
     assert found["adjusted_hit_rate_as_misses"] == found["hit_rate"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@for_each_seed(3)
 @pytest.mark.parametrize(("slots", "most"), [(4, 3), (8, 6)])  # three quarters
 def test_refined_counts_are_those_of_the_published_replay(seed: int, slots: int, most: int) -> None:
     case = Case.random(seed)

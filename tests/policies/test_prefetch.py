@@ -36,6 +36,7 @@ from oled.policies.prefetch.none import NoPrefetch
 from oled.policies.prefetch.queue import push
 from oled.policies.prefetch.stride import Stride
 from oled.policies.prefetch.trajectory_match import TrajectoryMatch
+from tests.support.seeds import for_each_seed, sized
 
 from .build import call, make_cache, make_costs, make_plan, make_queue, make_side, make_step
 
@@ -114,7 +115,6 @@ def test_a_full_queue_moves_to_the_front_and_then_refuses() -> None:
 
 
 @given(st.lists(st.integers(-3, 5), max_size=40))
-@settings(deadline=None)
 def test_the_queue_is_a_bounded_first_in_first_out(moves: list[int]) -> None:
     queue, model = make_queue(room=5), []
     for number, move in enumerate(moves):
@@ -309,7 +309,7 @@ def shares(step: Step) -> NDArray[np.float64]:
     return row
 
 
-@pytest.mark.parametrize("seed", range(8))
+@for_each_seed(8)
 def test_activation_match_agrees_with_a_plain_one(seed: int) -> None:
     layers, depth = 4, 6
     store, cache = store_of(seed, 5, layers), random_residents(seed, layers)
@@ -347,7 +347,7 @@ def test_activation_match_worked_by_hand() -> None:
     assert asker.ask(steps[2]) == []
 
 
-@pytest.mark.parametrize("seed", range(8))
+@for_each_seed(8)
 def test_trajectory_match_agrees_with_a_plain_one(seed: int) -> None:
     layers, distance, least = 5, 2, 2
     store, cache = store_of(seed, 4, layers), random_residents(seed, layers)
@@ -409,7 +409,7 @@ ALL = [
 
 @pytest.mark.parametrize("part", ALL, ids=repr)
 @given(seed=st.integers(0, 10_000), room=st.sampled_from([1, 3, 64]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=sized(15))
 def test_only_what_is_missing_and_still_comes_is_asked_for(
     part: Prefetch, seed: int, room: int
 ) -> None:

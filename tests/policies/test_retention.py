@@ -30,6 +30,7 @@ from oled.policies.retention.state_gate import StateGate
 from oled.policies.retention.static_popularity import StaticPopularity
 from oled.policies.retention.two_timescale import TwoTimescale
 from oled.policies.retention.windowed import Windowed
+from tests.support.seeds import sized
 
 from .build import call, make_cache, make_step, memory_of
 
@@ -97,7 +98,7 @@ def test_lfu_counts_layer_steps_and_forgets_by_decay() -> None:
     uses=st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=12),
     rate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=sized(30))
 def test_lrfu_is_the_sum_of_faded_uses(uses: list[set[int]], rate: float) -> None:
     observer = Observer(Lrfu(rate=rate), make_cache(experts=5))
     for clock, active in enumerate(uses, 1):
@@ -107,7 +108,7 @@ def test_lrfu_is_the_sum_of_faded_uses(uses: list[set[int]], rate: float) -> Non
 
 
 @given(uses=st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=12))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=sized(30))
 def test_lrfu_ends_in_lfu_and_lru(uses: list[set[int]]) -> None:
     steps = [make_step(sorted(active), clock=c) for c, active in enumerate(uses, 1)]
     parts = {"lfu": Lfu(), "as_lfu": Lrfu(rate=0.0), "lru": Lru(), "as_lru": Lrfu(rate=1.0)}
@@ -193,7 +194,7 @@ def test_mrs_by_hand() -> None:
     active=st.integers(1, 6),
     per_active=st.sampled_from([0.0, 1.0, 2.0]),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=sized(50))
 def test_mrs_equals_an_implementation_by_sorting(
     rows: list[Any], top: int, active: int, per_active: float
 ) -> None:
@@ -250,7 +251,7 @@ def test_belady_keeps_the_next_to_be_used() -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=sized(30))
 def test_least_stale_orders_victims_as_defined(data: st.DataObject) -> None:
     """Untouched before touched, then the layer farthest ahead, then first in first out."""
     layers, experts = 3, 4

@@ -16,6 +16,7 @@ from oled.policies.prefetch.stage_refill import StageRefill
 from oled.policies.retention.coming_stage import ComingStage
 from oled.policies.retention.last_stage import LastStage
 from oled.trace.schema import Phase
+from tests.support.seeds import sized
 
 from .build import (
     call,
@@ -146,7 +147,7 @@ def histories(draw: Any) -> tuple[int, list[tuple[int, dict[int, int]]]]:
     return draw(st.integers(1, 6)), steps
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=sized(60))
 @given(histories())
 def test_the_held_set_is_the_busiest_by_sorting(case: tuple[int, list[Any]]) -> None:
     """Against a plain sort: as many as there are slots, above all others, and the same all

@@ -40,6 +40,7 @@ from oled.trace import load
 from oled.trace.check import check
 from oled.trace.drafts import Verifications, undrafted
 from oled.trace.schema import NO_EXPERT, Phase
+from tests.support.seeds import sized
 
 from .conftest import EOS, MASK, build
 
@@ -117,7 +118,7 @@ def test_steps_count_while_they_lead_where_the_draft_went() -> None:
     assert steps_accepted([first], [second]) == 1
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
+@settings(max_examples=sized(6))
 @given(
     family=st.sampled_from(["llada2_moe", "sdar_moe"]),
     seed=st.integers(0, 1000),
@@ -144,7 +145,7 @@ def test_the_text_of_blocks_is_that_of_plain_decoding(
     assert counted(found) == sum(step.phase is Phase.DENOISE for step in plain)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
+@settings(max_examples=sized(6))
 @given(
     family=st.sampled_from(["qwen3_moe", "deepseek_v3"]),
     seed=st.integers(0, 1000),

@@ -183,6 +183,7 @@ class Model(Residents):
         for ask in case.asks.get(index, ()):
             work = int(costs.copy_ns[costs.layer_class[ask.layer]])
             self.ahead.append(Asked(ask.layer, ask.expert, ask.kind, ask.due, work, ask.chunks))
+        self.pool_taken = 0
         if costs.policy_ns:
             began = self.env.now
             self.poke()
@@ -196,7 +197,7 @@ class Model(Residents):
         else:
             freed = sum(case.sizes[la] for la, _ in evicted)
             room = (case.budget - bytes_before + freed) // case.sizes[layer] - len(own)
-        at_once = room + case.staging - len(self.staged)
+        at_once = room + case.staging - len(self.staged) - self.pool_taken
         self.slots = simpy.Container(self.env, init=at_once)
         yield from self.execute(step, states, places, stays, len(own))
         self.slots = None

@@ -71,6 +71,7 @@ class Residents:
         self.age = {(la, e): -1 - e for la in layers for e in range(self.case.experts[la])}
         self.staged: dict[Key, Staged] = {}
         self.unused: set[Key] = set()  # residents fetched ahead and not used since
+        self.pool_taken = 0  # room of the pool that FILLs took since a layer-step's decision
 
     def release_staging(self, layer: int) -> None:
         """A staging slot of this layer's expert is free again; the clock may have a use for it."""
@@ -219,6 +220,7 @@ class Residents:
             self.book_leaving(lowest)
         if self.case.capacity is None and not full:  # room of the pool is gone for all layers
             del self.staged[key]
+            self.pool_taken += 1
         else:
             self.unstage(key)
         self.resident[layer].add(expert)

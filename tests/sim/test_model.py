@@ -8,6 +8,7 @@ import pytest
 from oled.policies.retention.lfu import Lfu
 from oled.sim import lanes as ln
 from oled.sim import tally as r
+from tests.support.seeds import seeds
 
 from .build import (
     Ask,
@@ -215,6 +216,6 @@ def _counts(kind: int) -> bool:
 
 @pytest.mark.parametrize("block", range(10))
 def test_engine_and_simpy_model_agree_to_the_nanosecond(block):
-    for seed in range(40 * block, 40 * block + 40):
+    for seed in seeds(400)[block::10]:
         case = random_case(np.random.default_rng(seed))
         assert not difference(case), f"seed {seed}: {difference(case)}"

@@ -11,6 +11,7 @@ from oled.hardware.costs import CostTables
 from oled.policies.composition import load_composition
 from oled.sim import tally as r
 from oled.sim.references import references
+from tests.support.seeds import for_each_seed
 
 from .build import Forward, Machine, make_steps, one_a_step, replay
 from .cases import random_machine, random_steps
@@ -67,7 +68,7 @@ def most_hits(sets: list[frozenset], slots: int, must_enter: bool) -> int:
     return max(states.values())
 
 
-@pytest.mark.parametrize("seed", range(30))
+@for_each_seed(30)
 def test_oracles_find_the_most_hits_that_there_are(seed):
     """Active sets as one request; two layers pooled; mandatory insertion where the sets fit."""
     rng = np.random.default_rng(seed)
@@ -119,7 +120,7 @@ def least_of_all_splits(counts: list[int], top_k: int, costs: CostTables) -> int
     return min(times)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each_seed(20)
 def test_the_relaxed_bound_lies_below_every_split(seed):
     rng = np.random.default_rng(seed)
     steps = random_steps(rng, [6], 2, 2, True)

@@ -11,6 +11,7 @@ transformers fails.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -20,10 +21,11 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.support import cpu_time
 
@@ -122,6 +124,16 @@ def _child(request: Mapping[str, Any]) -> int:
         return 1
 
 
+def _leave(code: int) -> NoReturn:
+    """End a child as the interpreter ends, threads and pools included, but free no memory."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 def _warm_up(torch: bool) -> None:
     """Import what commands import, and load the compiled simulator."""
     import oled
@@ -144,11 +156,7 @@ def serve() -> None:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
-            code = _child(request)
-            with contextlib.suppress(OSError):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
+            _leave(_child(request))
         _, status, usage = os.wait4(child, 0)
         code = os.waitstatus_to_exitcode(status)
         answers.write(json.dumps({"code": code, "cpu_s": usage.ru_utime + usage.ru_stime}) + "\n")

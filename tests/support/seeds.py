@@ -1,8 +1,8 @@
 """One seed for everything that is random in the tests; it moves with the commit.
 
 `OLED_TEST_SEED=N` repeats a run, `OLED_TEST_PROFILE=thorough` looks at more random cases. The seed
-stands in pytest's header and under every failure. It is Hypothesis's, the order's of a run with
-`--random-order`, and the first of `seeds(n)`.
+stands in pytest's header and under every failure. Hypothesis, the order of a run with
+`--random-order` and `seeds(n)` begin with it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hypothesis import settings
 
 SEED = "OLED_TEST_SEED"
 PROFILE = "OLED_TEST_PROFILE"
+FACTORS = {"quick": 1, "thorough": 10}
 WITHOUT_GIT = 20260101
 """The seed where the tests do not lie in a git checkout."""
 
@@ -38,15 +39,19 @@ def base_seed() -> int:
     return int(os.environ.setdefault(SEED, str(_commit_seed())))
 
 
-def sized(quick: int, thorough: int) -> int:
-    """Return how many random cases this run looks at."""
-    return {"quick": quick, "thorough": thorough}[os.environ.get(PROFILE, "quick")]
+def sized(cases: int) -> int:
+    """Return how many random cases this run looks at where a quick one looks at `cases`."""
+    return cases * FACTORS[os.environ.get(PROFILE, "quick")]
 
 
-def seeds(quick: int, thorough: int) -> Iterator[int]:
-    """Yield as many seeds as this run wants, beginning with the base seed."""
-    first = base_seed()
-    yield from range(first, first + sized(quick, thorough))
+def seeds(cases: int) -> range:
+    """Return as many seeds as this run wants, beginning with the base seed."""
+    return range(base_seed(), base_seed() + sized(cases))
+
+
+def for_each_seed(cases: int) -> pytest.MarkDecorator:
+    """Parametrize a test by `seed`; the test's names do not move with the commit."""
+    return pytest.mark.parametrize("seed", seeds(cases), ids=map(str, range(sized(cases))))
 
 
 def pytest_report_header() -> str:
@@ -57,7 +62,7 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Give Hypothesis and pytest-random-order the base seed where the command line gives none."""
-    settings.register_profile("oled", deadline=None)
+    settings.register_profile("oled", deadline=None, max_examples=sized(100))
     settings.load_profile("oled")
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = base_seed()

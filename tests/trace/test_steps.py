@@ -32,6 +32,7 @@ from oled.trace import (
     next_use,
     trace_of_records,
 )
+from tests.support.seeds import sized
 
 SHAPE = geometry()
 
@@ -88,7 +89,7 @@ def assert_steps(steps: Steps, expected: list[tuple[int, int, Entry]]) -> None:
             np.testing.assert_allclose(steps.mass[i], entries[e]["mass"], rtol=1e-6, atol=1e-7)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=sized(30))
 @given(
     seed=st.integers(0, 2**32 - 1),
     experts=st.lists(st.integers(2, 12), min_size=1, max_size=4),

@@ -42,6 +42,7 @@ from oled.trace import (
     trace_of_records,
 )
 from oled.trace.rows import row_mask
+from tests.support.seeds import sized
 
 SHAPE = geometry()
 
@@ -83,9 +84,7 @@ def traces(draw: st.DrawFn) -> tuple[Manifest, list[ForwardRecord], int]:
     return manifest(shape), records, draw(st.integers(1, 40))
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=sized(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=traces())
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, case) -> None:
     about, records, rows_per_part = case

@@ -16,6 +16,7 @@ from oled.altered.reroute.des_vote import DesVote
 from oled.altered.reroute.rerouter import Rerouter
 from oled.altered.reroute.rule import UNKNOWN
 from oled.trace.schema import NO_EXPERT
+from tests.support.seeds import sized
 
 RULES = (
     DesSeq(),
@@ -133,7 +134,7 @@ def random_layer(seed: int) -> tuple[Routed, float]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=sized(60))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_what_holds_for_every_rule(rule: Reroute, seed: int) -> None:
     layer, total = random_layer(seed)
@@ -153,7 +154,7 @@ def test_what_holds_for_every_rule(rule: Reroute, seed: int) -> None:
         assert set(members(pool)) <= set(layer.ids.ravel().tolist())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=sized(60))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_inside_a_pool_a_router_without_groups_would_have_chosen_the_same(seed: int) -> None:
     """Masking the scores outside the pool and taking the k best is the same routing."""
