@@ -1,5 +1,4 @@
-"""What the routers of a decoding model, and a predictor, say beside its routing, for policies that
-listen.
+"""Router scores and predictions of a decoding model, for policies that use them.
 
 Shapes: T tokens, E experts, k top-k.
 """
@@ -33,14 +32,14 @@ HORIZONS = 3
 
 
 class RouterOutput(NamedTuple):
-    """Of one layer-step."""
+    """Router scores and predictions of one layer-step."""
 
     scores: NDArray[np.float32]  # [E of the widest layer] mean over the tokens, or [0]
     predictions: Mapping[int, Predicted]  # by MoE layers ahead
     ask_ns: int  # wall time that all of this took
 
 
-SILENCE = RouterOutput(np.zeros(0, np.float32), {}, 0)
+NO_OUTPUT = RouterOutput(np.zeros(0, np.float32), {}, 0)
 
 
 def predictor_for(
@@ -50,7 +49,7 @@ def predictor_for(
     heads: str | Path | None,
     device: str,
 ) -> Predictor | None:
-    """Who says what the policy wants to know ahead; None where it wants nothing.
+    """Return the predictor that the policy needs, or None.
 
     `heads`: a file of trained predictors, or "bundled"; `device`: where the model will run.
     """
@@ -76,9 +75,9 @@ def predictor_for(
 
 
 class Gates:
-    """A context: inside it, `take` what was said at the router that was asked last.
+    """A context with hooks on the routers; `take` returns the output of the last router.
 
-    `predictor`, where there is one, is asked about each layer's gate input.
+    `predictor`, if any, gets each layer's gate input.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Gates:
         self._scoring = family.scoring if scores else None
         self._stacks = router_stacks(layers) if scores or self.horizons else []
         self._experts = [entry.num_experts for entry in layers]
-        self._said = SILENCE
+        self._output = NO_OUTPUT
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
@@ -118,31 +117,31 @@ class Gates:
         self._undo.close()
 
     def take(self) -> RouterOutput:
-        """What was said since the last call."""
-        said, self._said = self._said, SILENCE
-        return said
+        """Return the router output since the last call."""
+        output, self._output = self._output, NO_OUTPUT
+        return output
 
     def _hook(self, stack: list[nn.Module], row: int) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-            began, scores = time.perf_counter_ns(), SILENCE.scores
+            began, scores = time.perf_counter_ns(), NO_OUTPUT.scores
             if self._scoring is not None:
                 values, _biased = router_scores(self._scoring, stack[row], output[0])
                 scores = np.zeros(max(self._experts), np.float32)
                 scores[: self._experts[row]] = values.mean(0).cpu().numpy()
-            told = self._ask(stack, row, inputs[0])
-            self._said = RouterOutput(scores, told, time.perf_counter_ns() - began)
+            predictions = self._predict(stack, row, inputs[0])
+            self._output = RouterOutput(scores, predictions, time.perf_counter_ns() - began)
 
         return hook
 
-    def _ask(self, stack: list[nn.Module], row: int, hidden: Tensor) -> dict[int, Predicted]:
-        """As a recorder keeps it."""
+    def _predict(self, stack: list[nn.Module], row: int, hidden: Tensor) -> dict[int, Predicted]:
+        """Return the predictions by layers ahead, in the form of a recorder."""
         if self._predictor is None:
             return {}
         return {
-            ahead: wanted(
+            distance: wanted(
                 ids.cpu().numpy(),
                 values.float().cpu().numpy(),
-                self._experts[(row + ahead) % len(stack)],
+                self._experts[(row + distance) % len(stack)],
             )
-            for ahead, ids, values in self._predictor.say(stack, row, hidden)
+            for distance, ids, values in self._predictor.say(stack, row, hidden)
         }

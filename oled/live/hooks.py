@@ -96,9 +96,9 @@ class Offloaded:
         x, weight = backend.adopt(hidden.detach()), backend.adopt(weights.detach())
         routed = ids.cpu().numpy().astype(np.int32)
         applied = weights.detach().float().cpu().numpy()
-        said = self._gates.take()
-        self.ask_ns[-1] += said.ask_ns
-        step = self.log.step(layer, routed, applied, said)
+        output = self._gates.take()
+        self.ask_ns[-1] += output.ask_ns
+        step = self.log.step(layer, routed, applied, output)
         side = self.log.foresight.side(step.forward)
         self.executor.decide_ns[-1] += time.perf_counter_ns() - began
         out = torch.as_tensor(self.executor.run(step, side, routed, weight, x)).to(hidden.dtype)

@@ -5,6 +5,7 @@ Dense parts and heads take their nominal time and compute nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ _SHIFTS = 64  # layer-steps before inputs repeat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveReplay:
-    """What one live replay gave. F forwards, S layer-steps."""
+    """The result of one live replay. F forwards, S layer-steps."""
 
     plans: PlanLog
     link: LinkLog
@@ -79,27 +80,9 @@ def live_replay(
     kind.preflight(0, slots * store.expert_bytes).check()
     backend = kind.make(store, slots, ready.costs, paced)
     executor = Executor(store, slots, Decider(ready), backend)
-    outputs: list[Any] = []
-    times = np.zeros((3, steps.num_forwards), np.int64)
-    work_ns = np.zeros((steps.num_forwards, 4), np.int64)
-    work = ready.work
-    prepared = _prepared(routing, ready.work, backend, store.form.hidden, settings.seed)
+    inputs = _inputs(routing, ready.work, backend, store.form.hidden, settings.seed)
     with executor:
-        for at, resets in forwards_of(work, ready.options.persistent):
-            forward = at.forward
-            if resets:
-                executor.begin_request()
-            times[0, forward] = backend.now
-            executor.begin_forward(at)
-            for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
-                step, weight, x = prepared[index]
-                backend.host(LOG_DENSE, int(work.dense_ns[index]), forward, step.layer)
-                out = executor.run(step, ready.side, routing.ids[index], weight, x)
-                if keep_outputs:
-                    outputs.append(out)
-            backend.host(LOG_HEAD, int(work.head_ns[forward]), forward, -1)
-            times[1, forward] = backend.now
-            times[2, forward], work_ns[forward] = backend.take()
+        outputs, times, work_ns = _forwards(executor, routing, inputs, keep_outputs)
         read = Outputs([backend.read(out) for out in outputs])
     return LiveReplay(
         plans=executor.decider.log(),
@@ -114,10 +97,40 @@ def live_replay(
     )
 
 
-def _prepared(
+Input = tuple[Step, Any, Any]
+"""A layer-step with its weights [T, k] and inputs [T, H], in the backend's form."""
+
+
+def _forwards(
+    executor: Executor, routing: Routing, inputs: Sequence[Input], keep_outputs: bool
+) -> tuple[list[Any], NDArray[np.int64], NDArray[np.int64]]:
+    """Run all forwards; return outputs, (begin, end, worst lateness) [3, F] and work [F, 4], ns."""
+    ready, backend = executor.decider.ready, executor.backend
+    work, forwards = ready.work, routing.steps.num_forwards
+    outputs: list[Any] = []
+    times, work_ns = np.zeros((3, forwards), np.int64), np.zeros((forwards, 4), np.int64)
+    for at, resets in forwards_of(work, ready.options.persistent):
+        forward = at.forward
+        if resets:
+            executor.begin_request()
+        times[0, forward] = backend.now
+        executor.begin_forward(at)
+        for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
+            step, weight, x = inputs[index]
+            backend.host(LOG_DENSE, int(work.dense_ns[index]), forward, step.layer)
+            out = executor.run(step, ready.side, routing.ids[index], weight, x)
+            if keep_outputs:
+                outputs.append(out)
+        backend.host(LOG_HEAD, int(work.head_ns[forward]), forward, -1)
+        times[1, forward] = backend.now
+        times[2, forward], work_ns[forward] = backend.take()
+    return outputs, times, work_ns
+
+
+def _inputs(
     routing: Routing, work: Workload, backend: Backend, hidden: int, seed: int
-) -> list[tuple[Step, Any, Any]]:
-    """Every layer-step with weights [T, k] and inputs [T, H] as the backend has them."""
+) -> list[Input]:
+    """Return every layer-step with its weights and random inputs."""
     rng = np.random.default_rng(seed)
     shape = (max(map(len, routing.ids)) + _SHIFTS, hidden)
     bank = backend.adopt(rng.standard_normal(shape, dtype=np.float32))

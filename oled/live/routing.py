@@ -96,15 +96,21 @@ def cut(steps: Steps, first: int, forwards: int) -> Steps:
         top_k=steps.top_k,
         scores=None if steps.scores is None else steps.scores[step_lo:step_hi],
     )
+    return _with_predictions(window, steps, slice(step_lo, step_hi))
+
+
+def _with_predictions(window: Steps, steps: Steps, span: slice) -> Steps:
+    """Return `window` with the predictions of the layer-steps `span` of `steps`, if it has any."""
     if steps.pred_offsets is None or steps.pred_expert is None or steps.pred_score is None:
         return window
-    said = steps.pred_offsets[step_lo * steps.horizons : step_hi * steps.horizons + 1]
+    horizons = steps.horizons
+    offsets = steps.pred_offsets[span.start * horizons : span.stop * horizons + 1]
     return replace(
         window,
-        pred_offsets=said - said[0],
-        pred_expert=steps.pred_expert[said[0] : said[-1]],
-        pred_score=steps.pred_score[said[0] : said[-1]],
-        horizons=steps.horizons,
+        pred_offsets=offsets - offsets[0],
+        pred_expert=steps.pred_expert[offsets[0] : offsets[-1]],
+        pred_score=steps.pred_score[offsets[0] : offsets[-1]],
+        horizons=horizons,
     )
 
 

@@ -9,7 +9,7 @@ from oled.errors import UserError
 from oled.live.foresight import Foresight
 from oled.live.gates import RouterOutput
 from oled.policies.interface import Step
-from oled.running.decode import Pass
+from oled.running.decode import Pass, Share
 from oled.trace.kernels import aggregate
 from oled.trace.schema import Geometry
 from oled.trace.steps import Steps
@@ -58,17 +58,47 @@ class StepLog:
         return first
 
     def end_forward(self, done: Pass) -> None:
-        """Learn what the pass said of its tokens."""
+        """Note the confidences that the pass gave its tokens."""
         self._passes[-1] = done
         share = done.shares[0]
         self._confidence[share.positions] = share.confidence
 
-    def step(self, layer: int, ids: NDArray[np.int32], weights: Floats, said: RouterOutput) -> Step:
-        """The layer-step that ids i32[T, k], weights f32[T, k] and what was `said` make."""
+    def step(
+        self, layer: int, ids: NDArray[np.int32], weights: Floats, output: RouterOutput
+    ) -> Step:
+        """Return the layer-step of ids i32[T, k], weights f32[T, k] and the router output."""
         running = self._passes[-1]
         share = running.shares[0]
-        tokens = len(ids)
-        room = min(ids.size, int(self.num_experts[layer]))
+        expert, count, mass, last_token = self._aggregate(layer, ids, weights, share)
+        step = Step(
+            len(self._steps),
+            self.forward,
+            layer,
+            int(running.phase),
+            share.block,
+            share.step,
+            len(ids),
+            len(self._steps) + 1,
+            expert,
+            count,
+            mass,
+            last_token,
+            _NO_FUTURE,
+            output.scores,
+            self._coming(output, len(ids)),
+        )
+        self.foresight.add(output.predictions)
+        self._steps.append(step)
+        return step
+
+    def _aggregate(
+        self, layer: int, ids: NDArray[np.int32], weights: Floats, share: Share
+    ) -> tuple[NDArray[np.uint16], NDArray[np.int32], Floats, NDArray[np.int32]]:
+        """Return expert, count, mass and last_token of the active set, as in `Step`.
+
+        Raises UserError for an id that the layer does not have.
+        """
+        room, tokens = min(ids.size, int(self.num_experts[layer])), len(ids)
         expert, count = np.empty(room, np.uint16), np.empty(room, np.int32)
         mass, last_token = np.empty((room, 4), np.float32), np.empty(room, np.int32)
         offsets = np.zeros(2, np.int64)
@@ -95,34 +125,15 @@ class StepLog:
         if row >= 0:
             raise UserError(f"token {row}, slot {slot}: layer {layer} routed an impossible expert")
         active = int(offsets[1])
-        step = Step(
-            len(self._steps),
-            self.forward,
-            layer,
-            int(running.phase),
-            share.block,
-            share.step,
-            tokens,
-            len(self._steps) + 1,
-            expert[:active],
-            count[:active],
-            mass[:active],
-            last_token[:active],
-            _NO_FUTURE,
-            said.scores,
-            self._coming(said, tokens),
-        )
-        self.foresight.add(said.predictions)
-        self._steps.append(step)
-        return step
+        return expert[:active], count[:active], mass[:active], last_token[:active]
 
-    def _coming(self, said: RouterOutput, tokens: int) -> Floats:
-        """What was said of the same layer in the next forward, f32[E] means over the tokens."""
+    def _coming(self, output: RouterOutput, tokens: int) -> Floats:
+        """Return predictions for this layer in the next forward, f32[E] means over the tokens."""
         if self.foresight.horizons < self.foresight.layers:
             return _NOTHING_FORESEEN
         coming = np.zeros(int(self.num_experts.max()), np.float32)
-        if self.foresight.layers in said.predictions:
-            experts, scores = said.predictions[self.foresight.layers]
+        if self.foresight.layers in output.predictions:
+            experts, scores = output.predictions[self.foresight.layers]
             coming[experts] = scores / tokens
         return coming
 

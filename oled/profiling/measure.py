@@ -200,25 +200,23 @@ def _cpu(bench: Bench, model: ModelGeometry, known: Mapping[str, Number]) -> Par
         "cpu_token_tile": put_in(1.0, "tokens", "the table has the tiles"),
         "cpu_call": time_of(bench.cpu_call()),
     }
-    threads = {
+    measurements = {
+        "cpu_expert_by_threads_us": spreads(_by_threads(bench)),
+        "weights_read_at_stream_rate_us": round(size / (moved / stream.value) / 1e3, 2),
+        "times_slower_beside_the_other": {k: round(v, 3) for k, v in slower.items()},
+    }
+    times = table_of([[t] for t in by_tokens])
+    table = {"expert_bytes": size, "tokens": list(_TOKENS), "time": times}
+    return Part(numbers, measurements, {"cpu_tables": [table]})
+
+
+def _by_threads(bench: Bench) -> dict[str, Spread]:
+    """Measure an expert of 1 and 16 tokens with 1, 2, 4, ... threads."""
+    return {
         f"{count} threads, {tokens} tokens": bench.cpu_expert(tokens, count)
         for count in _halves(bench.cpu_threads)
         for tokens in (1, _BLOCK)
     }
-    table = {
-        "expert_bytes": size,
-        "tokens": list(_TOKENS),
-        "time": table_of([[t] for t in by_tokens]),
-    }
-    return Part(
-        numbers,
-        {
-            "cpu_expert_by_threads_us": spreads(threads),
-            "weights_read_at_stream_rate_us": round(size / (moved / stream.value) / 1e3, 2),
-            "times_slower_beside_the_other": {k: round(v, 3) for k, v in slower.items()},
-        },
-        {"cpu_tables": [table]},
-    )
 
 
 def _dense(bench: Bench, model: ModelGeometry, _: Mapping[str, Number]) -> Part:
