@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,17 +55,38 @@ def _geometry(values: Values) -> ModelGeometry | None:
     return None if name is None else model_geometry(name)
 
 
+def _backend(values: Values, out: Path) -> Kind[Any]:
+    """The backend. link=storage has its experts in OUT/experts.bin where no file is named."""
+    from oled.live.backends.kinds import backend_kind
+
+    backend, link, file = values["backend"], values["link"], values["expert_file"]
+    if backend != "cpu" and link == "memory" and file is None:
+        return backend_kind(backend)
+    if file is None and link == "storage":
+        file = out / "experts.bin"
+    return backend_kind(backend, link, None if file is None else Path(file))
+
+
+@contextmanager
+def _removing(values: Values, kind: Kind[Any]) -> Iterator[None]:
+    """An expert file that nobody named goes when the run is over."""
+    try:
+        yield
+    finally:
+        if kind.expert_file is not None and values["expert_file"] is None:
+            kind.expert_file.unlink(missing_ok=True)
+
+
 def validate(values: Values, out: Path, in_sweep: bool) -> str:
     """OUT/report.json, OUT/validate.png; a verdict of fail is an error."""
     from oled.hardware import load_profile, load_runtime
-    from oled.live.backends.kinds import backend_kind
     from oled.trace import load
     from oled.validate import report
     from oled.validate.pace import Pace
     from oled.validate.pairs import Plan
     from oled.validate.run import validate
 
-    kind = backend_kind(values["backend"])
+    kind = _backend(values, out)
     pace = Pace(**values["pace"]) if kind.keeps_time else Pace(1.0, values["pace"]["kept"])
     preset = PRESETS[values["preset"]]
     slots = values["cache"]["slots"]
@@ -75,7 +98,7 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
         repeats=values["repeats"],
         budget_s=preset["budget_s"],
     )
-    with kind.failures():
+    with kind.failures(), _removing(values, kind):
         found = validate(
             load(_folder_of(values["trace"])),
             plan,
@@ -98,19 +121,18 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
 
 def run(values: Values, out: Path, in_sweep: bool) -> str:
     """A model's decoding, or a trace's routing, with offloaded experts: OUT/run.json."""
-    from oled.live.backends.kinds import backend_kind
     from oled.policies.composition import load_composition
 
-    kind = backend_kind(values["backend"])
+    kind = _backend(values, out)
     composition = load_composition(values["policy"])
     settings = _settings(values, values["cache"]["slots"])
     run_what = _run_model if values["trace"] is None else _run_trace
-    with kind.failures():
+    with kind.failures(), _removing(values, kind):
         return run_what(values, out, composition, settings, kind)
 
 
 def _run_model(
-    values: Values, out: Path, composition: Composition, settings: Settings, kind: Kind
+    values: Values, out: Path, composition: Composition, settings: Settings, kind: Kind[Any]
 ) -> str:
     from oled import record
     from oled.hardware import load_profile, load_runtime
@@ -163,7 +185,7 @@ def _run_model(
 
 
 def _run_trace(
-    values: Values, out: Path, composition: Composition, settings: Settings, kind: Kind
+    values: Values, out: Path, composition: Composition, settings: Settings, kind: Kind[Any]
 ) -> str:
     from oled.hardware import load_profile, load_runtime
     from oled.live.run_trace import run_trace
@@ -203,7 +225,7 @@ def _calibration_of(values: Values) -> str | None:
     return str(source.calibration().folder())
 
 
-def _in_numbers_of(kind: Kind, model: Values) -> Values:
+def _in_numbers_of(kind: Kind[Any], model: Values) -> Values:
     """A backend that takes them keeps the checkpoint's numbers, though it is loaded on the CPU."""
     keeps = model["dtype"] == "auto" and len(kind.numbers) > 1
     return {**model, "dtype": "stored"} if keeps else model

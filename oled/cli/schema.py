@@ -222,6 +222,8 @@ class Run:
     workload: Lockstep = field(default_factory=Lockstep)
     cost: Cost = field(default_factory=Cost)
     backend: str = MISSING
+    link: str = MISSING
+    expert_file: str | None = MISSING
     paced: bool = MISSING
     prompts: str | None = MISSING
     skip: int = MISSING
@@ -257,6 +259,8 @@ class Validate:
     preset: Preset = MISSING
     policies: list[str] | None = MISSING
     backend: str = MISSING
+    link: str = MISSING
+    expert_file: str | None = MISSING
     pace: PaceKeys = field(default_factory=PaceKeys)
     gated: bool = MISSING
     repeats: int = MISSING

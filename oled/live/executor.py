@@ -19,7 +19,7 @@ from oled.live.decider import Decider
 from oled.live.kernels import group_pairs
 from oled.live.prefetch_link import PrefetchLink
 from oled.live.slots import SlotPool
-from oled.live.store import HostStore
+from oled.live.store import Store
 from oled.policies.composition import Composition
 from oled.policies.decide import decides
 from oled.policies.interface import (
@@ -43,7 +43,7 @@ from oled.sim.slots import Budget
 class Executor:
     """A context: inside it experts move and compute; leaving it releases lanes and memory."""
 
-    def __init__(self, store: HostStore, slots: int, decider: Decider, backend: Backend) -> None:
+    def __init__(self, store: Store, slots: int, decider: Decider, backend: Backend) -> None:
         self.store = store
         self.decider = decider
         self.backend = backend

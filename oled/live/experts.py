@@ -6,6 +6,7 @@ Letters: E experts of a layer, I width, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 
 from oled.errors import UserError
 from oled.live.backends.products import DTYPES
+from oled.live.expert_file import ExpertFile
 from oled.live.kernels import CLAMPED_SWIGLU, SILU, ExpertForm, combine, compute, group_pairs
-from oled.live.store import NUMBERS, HostStore, Numbers
+from oled.live.store import FLOAT32, NUMBERS, HostStore, Numbers
 from oled.running.dispatch import experts_of
 from oled.running.modules import MoeLayer
+from oled.types import Floats, Ints
 
 _TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Of the largest output: sums in different orders, and rounding where the module is in half."""
@@ -74,18 +77,45 @@ def numbers_of(layers: Sequence[MoeLayer], allowed: Sequence[str]) -> Numbers:
 def take_experts(layers: Sequence[MoeLayer]) -> HostStore:
     """Move all experts into a host store, a layer at a time; the modules get views of it."""
     form, numbers = common_form(layers), numbers_of(layers, tuple(NUMBERS))
-    counts = np.array([entry.num_experts for entry in layers], np.int64)
-    store = HostStore.empty(form, counts, numbers)
+    store = HostStore.empty(form, _counts(layers), numbers)
     for index, entry in enumerate(layers):
-        rows = torch.from_numpy(store.rows(index)).view(DTYPES[numbers.name])
-        expected = _probe(entry)
-        for name, view in _views(rows, entry.experts, form).items():
-            view.copy_(entry.experts.get_parameter(name))
-            taken = nn.Parameter(view, requires_grad=False)
-            for place in entry.places:
-                setattr(place.experts, name, taken)
-        _verify(entry, store, index, expected)
+        _take_layer(entry, store, index, keep=True)
     return store
+
+
+@torch.no_grad()
+def file_experts(layers: Sequence[MoeLayer], path: Path) -> ExpertFile:
+    """Move all experts into a file, a layer at a time; the modules keep shapes without numbers."""
+    form, numbers = common_form(layers), numbers_of(layers, (FLOAT32.name,))
+
+    def rows() -> Iterator[Floats]:
+        for entry in layers:
+            layer = HostStore.empty(form, _counts([entry]), numbers)
+            _take_layer(entry, layer, 0, keep=False)
+            yield from layer.block
+
+    return ExpertFile.written(path, form, _counts(layers), rows())
+
+
+def _counts(layers: Sequence[MoeLayer]) -> Ints:
+    return np.array([entry.num_experts for entry in layers], np.int64)
+
+
+@torch.no_grad()
+def _take_layer(entry: MoeLayer, store: HostStore, index: int, *, keep: bool) -> None:
+    """Copy a layer's experts into `store` and check that they compute the same there.
+
+    The module's parameters become views of the store or, unless `keep`, tensors without memory.
+    """
+    rows = torch.from_numpy(store.rows(index)).view(DTYPES[store.numbers.name])
+    expected = _probe(entry)
+    for name, view in _views(rows, entry.experts, store.form).items():
+        view.copy_(entry.experts.get_parameter(name))
+        kept = view if keep else view.to("meta")
+        taken = nn.Parameter(kept, requires_grad=False)
+        for place in entry.places:
+            setattr(place.experts, name, taken)
+    _verify(entry, store, index, expected)
 
 
 def size_of_the_rest(model: nn.Module, layers: Sequence[MoeLayer]) -> int:

@@ -16,14 +16,14 @@ import numpy as np
 from oled.live.backends import LayerWork, Piece
 from oled.live.decider import Decider
 from oled.live.slots import SlotPool
-from oled.live.store import HostStore
+from oled.live.store import Store
 from oled.policies.interface import COPYING, NOT_STAGED, Step
 
 
 class PrefetchLink:
     """The `oled.live.backends.PrefetchFeed` of a run."""
 
-    def __init__(self, decider: Decider, pool: SlotPool, store: HostStore) -> None:
+    def __init__(self, decider: Decider, pool: SlotPool, store: Store) -> None:
         self.lock = threading.Lock()
         self.forward = 0  # the last one that began
         self._decider = decider

@@ -27,7 +27,7 @@ from oled.live.link_replay import forwards_of
 from oled.live.outputs import Outputs
 from oled.live.planlog import LinkLog, PlanLog
 from oled.live.routing import Routing
-from oled.live.store import HostStore
+from oled.live.store import Store
 from oled.policies.composition import Composition
 from oled.policies.interface import Step
 from oled.sim.calibration import Calibration
@@ -57,14 +57,14 @@ class LiveReplay:
 
 def live_replay(
     routing: Routing,
-    store: HostStore,
+    store: Store,
     costs: CostTables,
     composition: Composition,
     budget: Budget,
     settings: Settings,
     calibration: Calibration | None = None,
     *,
-    kind: Kind = EMULATED,
+    kind: Kind[Any] = EMULATED,
     paced: bool = True,
     keep_outputs: bool = True,
 ) -> LiveReplay:

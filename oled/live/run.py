@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -18,12 +19,19 @@ from oled.live.backends.kinds import EMULATED
 from oled.live.decider import Decider
 from oled.live.decoded import LiveRun
 from oled.live.executor import Executor, device_slots, refuse_unsupported
-from oled.live.experts import common_form, move_the_rest, numbers_of, size_of_the_rest, take_experts
+from oled.live.experts import (
+    common_form,
+    file_experts,
+    move_the_rest,
+    numbers_of,
+    size_of_the_rest,
+    take_experts,
+)
 from oled.live.foresight import Foresight
 from oled.live.gates import Gates, predictor_for
 from oled.live.hooks import Offloaded
 from oled.live.steplog import StepLog, empty_steps
-from oled.live.store import Preflight
+from oled.live.store import Preflight, Store
 from oled.live.surrogates import Surrogates
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
@@ -63,7 +71,7 @@ def live_run(
     settings: Settings,
     machine: Machine,
     calibration: Calibration | None = None,
-    kind: Kind = EMULATED,
+    kind: Kind[Any] = EMULATED,
     heads: str | Path | None = None,
     *,
     stand_in: bool = True,
@@ -83,6 +91,11 @@ def live_run(
             f"time, for what padding routes is nobody's; a trace runs in lockstep (trace=DIR)"
         )
     _refuse_what_is_missing(composition, decode, calibration)
+    if composition.dispatch.drops and kind.expert_file is not None:
+        raise UserError(
+            f"policy '{composition.name}' approximates misses, and its text is compared with that "
+            f"of the same model: take link=memory"
+        )
     layers = moe_layers(loaded.model)
     geometry = geometry_of(loaded.model)
     known = empty_steps(geometry)
@@ -107,7 +120,7 @@ def live_run(
     )
     foresight = Foresight(len(layers), gates.horizons, ready.side.store, settings.seed)
     log = StepLog(known.num_experts, known.top_k, foresight)
-    store = take_experts(layers)
+    store = _stored(layers, kind)
     move_the_rest(loaded.model, layers, kind.device)
     backend = kind.make(store, slots, ready.costs, machine.paced)
     executor = Executor(store, slots, Decider(ready), backend)
@@ -132,6 +145,12 @@ def live_run(
         layers=geometry.moe_layers,
         rates=metrics.count_metrics(executor.decider.tally.by_phase),
     )
+
+
+def _stored(layers: Sequence[MoeLayer], kind: Kind[Any]) -> Store:
+    """Move the model's experts to where the backend's link copies from."""
+    file = kind.expert_file
+    return take_experts(layers) if file is None else file_experts(layers, file)
 
 
 def _decode(
@@ -165,7 +184,7 @@ def _surrogates(
 
 
 def _preflight(
-    model: PreTrainedModel, layers: Sequence[MoeLayer], slots: int, kind: Kind, beside: int
+    model: PreTrainedModel, layers: Sequence[MoeLayer], slots: int, kind: Kind[Any], beside: int
 ) -> Preflight:
     """The memory that the run needs: the store takes what the model gives back. `beside`: bytes
     that surrogates occupy on the device."""

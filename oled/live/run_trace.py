@@ -19,7 +19,7 @@ from oled.live.link_replay import difference
 from oled.live.planlog import PlanLog
 from oled.live.replay import LiveReplay, live_replay
 from oled.live.routing import Routing, form_of
-from oled.live.store import NUMBERS, HostStore, Preflight
+from oled.live.store import NUMBERS, Preflight
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
 from oled.paths import trace_path
@@ -97,7 +97,7 @@ def run_trace(
     runtime: Runtime,
     geometry: ModelGeometry | None = None,
     *,
-    kind: Kind = EMULATED,
+    kind: Kind[Any] = EMULATED,
     paced: bool = False,
     forwards: int | None = None,
     calibration: str | None = None,
@@ -138,7 +138,7 @@ def run_trace(
     preflight = kind.preflight(int(steps.num_experts.sum()) * size, slots * size)
     preflight.check()
     filling = partial(tqdm, desc="random experts", unit="expert", disable=None)
-    store = HostStore.random(form, steps.num_experts, settings.seed, numbers, filling)
+    store = kind.random(form, steps.num_experts, settings.seed, numbers, filling)
     live = live_replay(
         routing, store, costs, composition, budget, settings, learned,
         kind=kind, paced=paced, keep_outputs=False,

@@ -9,7 +9,7 @@ import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class HostStore:
         """Room for all experts, not written yet."""
         first = np.cumsum(num_experts) - num_experts
         rows = int(num_experts.sum())
-        block = _aligned(rows * form.size * numbers.bytes).view(numbers.kept_as)
+        block = page_aligned(rows * form.size * numbers.bytes).view(numbers.kept_as)
         return cls(form, first, num_experts, block.reshape(rows, form.size), numbers)
 
     @classmethod
@@ -84,19 +84,11 @@ class HostStore:
         numbers: Numbers = FLOAT32,
         progress: Callable[[range], Any] = iter,
     ) -> HostStore:
-        """Random weights, scaled so that outputs are of the size of inputs.
-
-        Each row is another window of one random series, so that tens of GiB are there as fast as
-        memory is written.
-        """
+        """Return a store of `random_rows`."""
         store = cls.empty(form, num_experts, numbers)
-        rows = len(store.block)
-        rng = np.random.default_rng(seed)
-        series = rng.standard_normal(form.size + _STRIDE * rows, dtype=np.float32)
-        series = numbers.of(series * np.float32(form.hidden**-0.5))
-        for row in progress(range(rows)):
-            begin = _STRIDE * row
-            store.block[row] = series[begin : begin + form.size]
+        random = random_rows(form, len(store.block), seed, numbers)
+        for row in progress(range(len(store.block))):
+            store.block[row] = random(row)
         return store
 
     @property
@@ -109,8 +101,41 @@ class HostStore:
         return self.block[first : first + int(self.num_experts[layer])]
 
 
-def _aligned(size: int) -> NDArray[np.uint8]:
-    """`size` bytes that begin with a page, so that exactly their pages can be pinned."""
+class Store(Protocol):
+    """All experts, wherever the host keeps them. Row `first[l] + e` is expert e of MoE layer l."""
+
+    @property
+    def form(self) -> ExpertForm: ...
+
+    @property
+    def first(self) -> NDArray[np.int64]: ...
+
+    @property
+    def num_experts(self) -> NDArray[np.int64]: ...
+
+    @property
+    def numbers(self) -> Numbers: ...
+
+    @property
+    def expert_bytes(self) -> int: ...
+
+
+def random_rows(
+    form: ExpertForm, rows: int, seed: int, numbers: Numbers = FLOAT32
+) -> Callable[[int], NDArray[Any]]:
+    """Return random experts by row, scaled so that outputs are of the size of inputs.
+
+    Each row [S] is another window of one random series, so that tens of GiB are there as fast as
+    memory is written.
+    """
+    rng = np.random.default_rng(seed)
+    series = rng.standard_normal(form.size + _STRIDE * rows, dtype=np.float32)
+    kept = numbers.of(series * np.float32(form.hidden**-0.5))
+    return lambda row: kept[_STRIDE * row : _STRIDE * row + form.size]
+
+
+def page_aligned(size: int) -> NDArray[np.uint8]:
+    """Return `size` bytes that begin with a page, to be pinned exactly or read into directly."""
     block = np.empty(size + mmap.PAGESIZE, np.uint8)
     begin = -block.ctypes.data % mmap.PAGESIZE
     return block[begin : begin + size]

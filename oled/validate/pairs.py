@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from oled.live.outputs import Outputs
 from oled.live.planlog import PlanLog, equal_share
 from oled.live.replay import LiveReplay, live_replay
 from oled.live.routing import Routing
-from oled.live.store import HostStore
+from oled.live.store import Store
 from oled.policies.composition import Composition
 from oled.sim import lanes as ln
 from oled.sim.calibration import Calibration
@@ -82,13 +83,13 @@ class Configuration:
 
 
 def run_pairs(
-    store: HostStore,
+    store: Store,
     costs: CostTables,
     configurations: Sequence[Configuration],
     plan: Plan,
     resident: Configuration,
     *,
-    kind: Kind = EMULATED,
+    kind: Kind[Any] = EMULATED,
     paced: bool,
 ) -> list[Pair]:
     """Every configuration live, as often as it needs, and simulated once.
@@ -140,9 +141,9 @@ def _deciding_as_measured(
 
 
 def _live(
-    store: HostStore,
+    store: Store,
     costs: CostTables,
-    kind: Kind,
+    kind: Kind[Any],
     chosen: Configuration,
     paced: bool,
 ) -> LiveReplay:

@@ -20,7 +20,7 @@ from oled.live.backends.kind import Kind
 from oled.live.backends.kinds import EMULATED
 from oled.live.executor import refuse_giving_up, refuse_unsupported
 from oled.live.routing import Routing, form_of
-from oled.live.store import NUMBERS, HostStore
+from oled.live.store import NUMBERS
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition, load_composition
 from oled.sim.api import calibrate, refuse_what_is_missing
@@ -56,7 +56,7 @@ def validate(
     pace: Pace,
     settings: Settings,
     *,
-    kind: Kind = EMULATED,
+    kind: Kind[Any] = EMULATED,
     calibration: str | None = None,
     geometry: ModelGeometry | None = None,
     gated: bool = True,
@@ -90,7 +90,7 @@ def validate(
     )
     resident = _resident(kind, configurations, costs, size)
     filling = partial(tqdm, desc="random experts", unit="expert", disable=None)
-    store = HostStore.random(form, steps.num_experts, settings.seed, numbers, filling)
+    store = kind.random(form, steps.num_experts, settings.seed, numbers, filling)
     with kind.held(store):
         pairs = run_pairs(store, costs, configurations, plan, resident, kind=kind, paced=pace.kept)
     strangers = [] if kind.keeps_time else list(foreign(profile, kind.machine))
@@ -140,7 +140,7 @@ def _configurations(
     return found
 
 
-def _judged(rows: list[dict[str, Any]], kind: Kind, gated: bool) -> dict[str, Any]:
+def _judged(rows: list[dict[str, Any]], kind: Kind[Any], gated: bool) -> dict[str, Any]:
     """Definitions, figures and verdict, and the configurations that they come from."""
     told = DEFINITIONS.splitlines()
     if kind.keeps_time:
@@ -150,7 +150,7 @@ def _judged(rows: list[dict[str, Any]], kind: Kind, gated: bool) -> dict[str, An
 
 
 def _resident(
-    kind: Kind, configurations: Sequence[Configuration], costs: CostTables, size: int
+    kind: Kind[Any], configurations: Sequence[Configuration], costs: CostTables, size: int
 ) -> Configuration:
     """The run that all outputs are compared with: every expert has its slot, or as many as fit.
 

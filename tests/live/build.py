@@ -47,7 +47,7 @@ def run(
     slots: int | float,
     *,
     paced: bool = False,
-    kind: Kind = EMULATED,
+    kind: Kind[Any] = EMULATED,
     **fields: Any,
 ) -> LiveReplay:
     return configured(ready, policy, slots, **fields).live(paced=paced, kind=kind)

@@ -47,7 +47,7 @@ class Configured:
     def assembled(self) -> Assembly:
         return assemble(self.ready[0].steps, *self.known)
 
-    def live(self, *, paced: bool = False, kind: Kind = EMULATED) -> LiveReplay:
+    def live(self, *, paced: bool = False, kind: Kind[Any] = EMULATED) -> LiveReplay:
         return live_replay(*self.ready[:2], *self.known, paced=paced, kind=kind)
 
     def simulated(self) -> Replay:

@@ -43,7 +43,7 @@ _TOLERANCE = 0.02
 """Of the largest output: the CPU sums in another order, and rounds to bfloat16 elsewhere."""
 
 
-def cuda_kind(device: Device, cpu_way: CpuWay | None = None) -> Kind:
+def cuda_kind(device: Device, cpu_way: CpuWay | None = None) -> Kind[HostStore]:
     """The backend on this device. How experts are computed on the CPU is found out once."""
     ways: dict[tuple[ExpertForm, str], CpuWay] = {}
 
@@ -75,6 +75,7 @@ def cuda_kind(device: Device, cpu_way: CpuWay | None = None) -> Kind:
         keeps_time=False,
         pins=True,
         device_free=device.free_bytes,
+        random=HostStore.random,
         make=make,
         held=held,
         failures=device_failures,

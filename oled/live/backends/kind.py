@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from oled.live.backends import Backend
-from oled.live.store import HostStore, Preflight, free_host_memory
+from oled.live.kernels import ExpertForm
+from oled.live.store import Numbers, Preflight, Store, free_host_memory
 from oled.policies.interface import Costs
+from oled.types import Ints
+
+S = TypeVar("S", bound=Store)
+Progress = Callable[[range], Any]
+"""Wraps the rows of a store while they are written, such as in a bar."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A backend that can be run here."""
+class Kind(Generic[S]):
+    """A backend that can be run here, with experts in a store `S`."""
 
     name: str
     machine: str  # the device, as its driver says, or the processor
@@ -23,14 +31,18 @@ class Kind:
     keeps_time: bool  # its lanes last as long as a profile says, not as long as they last
     pins: bool
     device_free: Callable[[], int | None]  # bytes; None where the device's memory is the host's
-    make: Callable[[HostStore, int, Costs, bool], Backend]  # store, slots, costs, paced
-    held: Callable[[HostStore], AbstractContextManager[None]]  # for several runs: pinned once
+    random: Callable[[ExpertForm, Ints, int, Numbers, Progress], S]  # seed; random experts
+    make: Callable[[S, int, Costs, bool], Backend]  # store, slots, costs, paced
+    held: Callable[[S], AbstractContextManager[None]]  # for several runs: pinned once
     failures: Callable[[], AbstractContextManager[None]]  # what the device says, in one line
+    expert_file: Path | None = None  # of a store that is not in the host's memory
 
     def preflight(
         self, store: int, slots: int, *, building: int = 0, replaced: int = 0, beside: int = 0
     ) -> Preflight:
-        """What a run needs and what there is; bytes. `slots`: of all slots."""
+        """Return what a run needs and what there is, in bytes. `slots`: of all slots."""
+        if self.expert_file is not None:
+            store = replaced = 0
         return Preflight(
             store=store,
             pinned=store if self.pins else 0,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 from oled.errors import UserError, nearest
 from oled.hardware.this_machine import processor
 from oled.live.backends import Backend
+from oled.live.backends.cpu import MEMORY, STORAGE, cpu_kind
 from oled.live.backends.emulated import Emulated
 from oled.live.backends.kind import Kind
 from oled.live.store import HostStore
@@ -26,19 +29,27 @@ EMULATED = Kind(
     keeps_time=True,
     pins=False,
     device_free=lambda: None,
+    random=HostStore.random,
     make=_emulated,
     held=lambda _: nullcontext(),
     failures=nullcontext,
 )
-NAMES = ("emulated", "cuda")
+NAMES = ("emulated", "cpu", "cuda")
 
 
-def backend_kind(name: str) -> Kind:
-    """The backend of this name; one that this machine can not run is refused."""
-    if name == EMULATED.name:
-        return EMULATED
+def backend_kind(name: str, link: str = MEMORY, expert_file: Path | None = None) -> Kind[Any]:
+    """Return the backend of this name.
+
+    Raises UserError where this machine cannot run it, or where it has no such link.
+    """
     if name not in NAMES:
         raise UserError(f"backend={name} is not known; {nearest(name, NAMES)}")
+    if name == "cpu":
+        return cpu_kind(link, expert_file)
+    if link != MEMORY or expert_file is not None:
+        raise UserError(f"link={STORAGE} and expert_file go with backend=cpu, not backend={name}")
+    if name == EMULATED.name:
+        return EMULATED
     from oled.live.backends.cuda import cuda_kind
     from oled.live.backends.device import CudaDevice
 
