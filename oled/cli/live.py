@@ -27,7 +27,9 @@ KEYS = {
   trace=NAME|DIR forwards=N    instead of a model: its routing with random weights;
                                workload.batch_size=N requests in lockstep
   policy=NAME|FILE.yaml  cache.slots=10|0.25|8GiB  cache.scope=  cache.staging=8  cache.lifecycle=
-  backend=emulated|cuda        threads with real copies and arithmetic on the CPU, or a GPU
+  backend=emulated|cpu|cuda    threads that keep a profile's times, threads that keep none, a GPU
+  link=memory|storage          of backend=cpu; storage reads a file past the page cache
+  expert_file=FILE             of link=storage: made where it is missing, and kept
   paced=true                   jobs last as long as on hardware=NAME (cost.geometry=NAME)
   calibration=NAME|DIR         another trace, for policies that learn beforehand
   heads=bundled|FILE           trained predictors and surrogates, for policies that use them
@@ -41,7 +43,9 @@ KEYS = {
   hardware=NAME|FILE.yaml  runtime=NAME  cost.geometry=NAME   whose times the lanes keep
   pace.dilation=3              in slow motion; pace.kept=false: no times are kept, no gate
   gated=false                  the clock's error is told, decisions and outputs alone decide
-  backend=emulated|cuda        cuda: experts of cost.geometry's size; hardware=FILE of oled profile
+  backend=emulated|cpu|cuda    cpu, cuda: experts of cost.geometry's size; hardware=FILE of oled
+                               profile
+  link=memory|storage          of backend=cpu, as in oled run; expert_file=FILE
   out=DIR                      writes DIR/report.json, DIR/validate.png""",
     "profile": """\
   model=NAME                   whose experts are measured (oled list models); no weights needed

@@ -39,6 +39,37 @@ def test_run_decodes_with_offloaded_experts(invoke, tmp_path):
     assert any(name.startswith("copy L1 E") for name in names)
 
 
+def test_run_from_storage_gives_the_text_of_memory(invoke, tmp_path):
+    words = ("model=tiny", "policy=oled", "cache.slots=10", "limit=1", "decode.max_new_tokens=16")
+    texts = {}
+    for link in ("memory", "storage"):
+        code, out, _ = invoke("run", "backend=cpu", f"link={link}", *words, f"out={tmp_path}")
+        assert code == 0
+        assert "decisions: the simulator's" in out
+        assert ("host store" in out) == (link == "memory")
+        texts[link] = json.loads((tmp_path / "run.json").read_text())["texts"]
+    assert texts["memory"] == texts["storage"]
+    assert not list(tmp_path.glob("*.bin"))
+
+
+def test_a_named_expert_file_stays_and_is_read_again(invoke, tmp_path):
+    file = tmp_path / "experts.bin"
+    words = ("trace=demo", "forwards=2", "policy=lru", "cache.slots=20", "backend=cpu")
+    for _ in range(2):
+        code, out, _ = invoke(
+            "run", *words, "link=storage", f"expert_file={file}", f"out={tmp_path / 'out'}"
+        )
+        assert code == 0
+        assert "decisions: the simulator's" in out
+    with file.open("r+b") as short:
+        short.truncate(1_000_000)
+    code, _, err = invoke(
+        "run", *words, "link=storage", f"expert_file={file}", f"out={tmp_path / 'out'}"
+    )
+    assert code == 1
+    assert f"{file}: 1,000,000 bytes" in err.strip().splitlines()[-1]
+
+
 def test_run_tells_what_becomes_of_the_text_where_misses_are_given_up(invoke, tmp_path):
     code, out, _ = invoke(
         "run", "policy=spice", "heads=bundled", "cache.slots=10", "limit=1",
@@ -111,6 +142,11 @@ def test_validate_without_keeping_time_has_no_gate(invoke, tmp_path):
         (("run", "backend=cuda"), 1, "finds no CUDA device here; backend=emulated needs none"),
         (("validate", "backend=cuda"), 1, "finds no CUDA device here"),
         (("run", "backend=cdua"), 1, "did you mean 'cuda'"),
+        (("run", "backend=cpu", "link=strage"), 1, "did you mean 'storage'"),
+        (("run", "link=storage"), 1, "go with backend=cpu, not backend=emulated"),
+        (("run", "backend=cpu", "expert_file=a.bin"), 1, "is read with link=storage only"),
+        (("run", "backend=cpu", "link=storage", "expert_file=/proc/a"), 1, "/proc/a: "),
+        (("run", "backend=cpu", "link=storage", "policy=spice", "heads=bundled"), 1, "link=memory"),
         (("validate", "policies=[des_vote]"), 1, "policy 'des_vote' changes routes"),
         (("run", "policy=belady"), 1, "needs the routing to come"),
         (("run", "workload.batch_size=2"), 1, "decodes live one prompt at a time"),

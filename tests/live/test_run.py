@@ -275,9 +275,9 @@ def test_the_store_holds_the_experts_once(tiny):
 
 def test_preflight_refuses_before_anything_is_allocated(tiny, monkeypatch):
     import oled.live.run as module
-    from oled.live.backends import kinds
+    from oled.live.backends import kind
 
-    monkeypatch.setattr(kinds, "free_host_memory", lambda: 70 * 2**20)
+    monkeypatch.setattr(kind, "free_host_memory", lambda: 70 * 2**20)
     monkeypatch.setattr(module, "take_experts", lambda layers: pytest.fail("allocated"))
     with pytest.raises(UserError, match=r"needs 72\.2 MiB of host memory more") as told:
         decode(tiny, "lru", 10)
