@@ -23,6 +23,7 @@ from oled.studies.reproduce import NOT, REPRODUCED, Claim, Run, judge, markdown
 from oled.trace import Phase, Trace, build_steps, load
 from oled.trace.stats import Locality, Overlap, Persistence, kernels
 from oled.trace.stats import locality as locality_of
+from oled.trace.steps import LayerPairs
 from oled.trace.synthetic import Synthetic
 
 TITLE = "Locality: the routing of the traces beside the published figures"
@@ -208,13 +209,12 @@ def unrelated_overlap(trace: Trace) -> float | None:
     apart = steps.request[old] != steps.request[new]
     old, new = old[apart], new[apart]
     sums = np.zeros((1, 1, len(steps.num_experts), kernels.MEASURES))
-    here = np.zeros(len(old), dtype=np.int64)
+    before, after = LayerPairs(steps).of(old, new)
     kernels.compare_sets(
-        old,
-        new,
-        here,
-        here,
-        steps.step_offsets,
+        before,
+        after,
+        np.zeros(len(before), dtype=np.int64),
+        0,
         steps.layer,
         steps.offsets,
         steps.expert,

@@ -242,8 +242,7 @@ def _record(forward: int, geometry: Geometry, ids: NDArray[np.int64]) -> Forward
         phase=Phase.DENOISE,
         block=forward // 8,
         step=forward % 8,
-        context_length=512,
-        accepted=2,
+        context=512,
         layers=np.array(geometry.moe_layers, np.uint16),
         expert_ids=ids.astype(np.uint16),
         weights=np.full(ids.shape, 1.0 / TOP_K, np.float32),
@@ -251,6 +250,6 @@ def _record(forward: int, geometry: Geometry, ids: NDArray[np.int64]) -> Forward
         token_ids=np.zeros(tokens, np.int32),
         confidence=np.full(tokens, 0.5, np.float32),
         state=np.zeros(tokens, np.uint8),
-        accepted_mask=np.zeros(tokens, np.uint8),
+        accepted=(np.arange(tokens) < 2).astype(np.uint8),
         produced=2,
     )

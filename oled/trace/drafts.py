@@ -12,7 +12,7 @@ import hashlib
 
 import numpy as np
 
-from oled.trace.reader import offsets_of
+from oled.trace.reader import offsets_of, ranges_of
 from oled.trace.schema import NO_EXPERT, Phase
 from oled.trace.tables import ForwardTable, Trace
 from oled.types import Ints
@@ -174,9 +174,7 @@ def _predicted(trace: Trace, verify: Ints) -> Ints:
         return np.zeros(0, dtype=np.int64)
     said = np.flatnonzero(table.predictor == table.names.index(DRAFT))
     lengths = np.diff(table.offsets)[said]
-    entry = np.arange(lengths.sum()) + np.repeat(
-        table.offsets[said] - np.cumsum(lengths) + lengths, lengths
-    )
+    entry = ranges_of(table.offsets[said], lengths)
     coming = np.searchsorted(verify, table.forward[said])
     known = coming < len(verify)  # a partial trace may end in a draft
     about = verify[np.minimum(coming, len(verify) - 1)] << 32 | table.target[said] << 16

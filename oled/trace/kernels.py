@@ -41,10 +41,7 @@ def aggregate(
 
     The slot is -1 where the row's token lies outside its forward.
     """
-    top_k = expert_ids.shape[1]
-    most = 0
-    for layer in range(num_experts.shape[0]):
-        most = max(most, num_experts[layer])
+    most = num_experts.max()
     counts = np.zeros(most, dtype=np.int64)
     last = np.zeros(most, dtype=np.int64)
     sums = np.zeros((most, 4), dtype=np.float64)
@@ -54,55 +51,102 @@ def aggregate(
         forward = step_forward[s]
         experts = num_experts[step_layer[s]]
         base = token_offsets[forward]
-        tokens = token_offsets[forward + 1] - base
         for row in range(step_begin[s], step_end[s]):
             t = np.int64(token[row])
-            if t >= tokens:
+            if t >= token_offsets[forward + 1] - base:
                 return row, -1
-            kind = state[base + t]
+            kind, c = state[base + t], confidence[base + t]
             if kind == PAD:
                 continue
-            total = 0.0
-            used = 0
-            for slot in range(top_k):
-                e = np.int64(expert_ids[row, slot])
-                if e == UNUSED:
-                    continue
-                if e >= experts + zero_experts:
-                    return row, slot
-                used += 1
-                total += np.float64(weights[row, slot])
-            if used == 0:
-                continue
-            weighted = has_weights and total > 0.0 and total < np.inf
-            c = np.float64(confidence[base + t])
-            if np.isnan(c):
-                c = np.float64(1.0)
-            for slot in range(top_k):
-                e = np.int64(expert_ids[row, slot])
-                if e >= experts:  # unused, or a zero expert: nothing to fetch or compute
-                    continue
-                g = np.float64(weights[row, slot]) / total if weighted else 1.0 / used
-                counts[e] += 1
-                last[e] = t * top_k + slot  # rows come in token order
-                sums[e, 0] += g
-                if kind == MASKED:
-                    sums[e, 1] += g
-                    sums[e, 2] += c * g
-                else:
-                    sums[e, 3] += c * g
-        for x in range(experts):
-            if counts[x] > 0:
-                expert[filled] = x
-                count[filled] = counts[x]
-                last_token[filled] = last[x]
-                for column in range(4):
-                    mass[filled, column] = sums[x, column]
-                    sums[x, column] = 0.0
-                counts[x] = 0
-                filled += 1
+            slot = _impossible_slot(expert_ids, row, experts + zero_experts)
+            if slot >= 0:
+                return row, slot
+            total = _total(expert_ids, weights, has_weights, row)
+            _add_row(expert_ids, weights, row, total, t, kind, c, experts, counts, last, sums)
+        filled = _write_entries(
+            experts, counts, last, sums, expert, count, mass, last_token, filled
+        )
         offsets[s + 1] = filled
     return -1, 0
+
+
+@njit
+def _impossible_slot(expert_ids: Array, row: int, limit: int) -> int:
+    """Return the first slot of a row whose id is neither unused nor below the limit, or -1."""
+    for slot in range(expert_ids.shape[1]):
+        e = np.int64(expert_ids[row, slot])
+        if e != UNUSED and e >= limit:
+            return slot
+    return -1
+
+
+@njit
+def _total(expert_ids: Array, weights: Array, has_weights: bool, row: int) -> float:
+    """Return the sum of a row's weights, or minus its number of experts where there is no sum."""
+    total, used = 0.0, 0.0
+    for slot in range(expert_ids.shape[1]):
+        if expert_ids[row, slot] != UNUSED:
+            used += 1.0
+            total += np.float64(weights[row, slot])
+    return total if has_weights and total > 0.0 and total < np.inf else -used
+
+
+@njit
+def _add_row(
+    expert_ids: Array,
+    weights: Array,
+    row: int,
+    total: float,
+    token: int,
+    kind: int,
+    confidence: float,
+    experts: int,
+    counts: Array,
+    last: Array,
+    sums: Array,
+) -> None:
+    """Add a token's experts to those of its step; without a sum of weights all count alike."""
+    c = np.float64(1.0) if np.isnan(confidence) else np.float64(confidence)
+    top_k = expert_ids.shape[1]
+    for slot in range(top_k):
+        e = np.int64(expert_ids[row, slot])
+        if e >= experts:  # unused, or a zero expert: nothing to fetch or compute
+            continue
+        g = np.float64(weights[row, slot]) / total if total > 0.0 else -1.0 / total
+        counts[e] += 1
+        last[e] = token * top_k + slot  # rows come in token order
+        sums[e, 0] += g
+        if kind == MASKED:
+            sums[e, 1] += g
+            sums[e, 2] += c * g
+        else:
+            sums[e, 3] += c * g
+
+
+@njit
+def _write_entries(
+    experts: int,
+    counts: Array,
+    last: Array,
+    sums: Array,
+    expert: Array,
+    count: Array,
+    mass: Array,
+    last_token: Array,
+    filled: int,
+) -> int:
+    """Write the experts with tokens behind the `filled` entries, clear them, return the new end."""
+    for e in range(experts):
+        if counts[e] > 0:
+            expert[filled] = e
+            count[filled] = counts[e]
+            last_token[filled] = last[e]
+            for column in range(4):
+                mass[filled, column] = sums[e, column]
+                sums[e, column] = 0.0
+            counts[e] = 0
+            filled += 1
+    return filled
 
 
 @njit
@@ -117,10 +161,7 @@ def next_uses(
     result: Array,  # out i64[N]
 ) -> None:
     """For each entry the next step of its layer that uses the expert, from the last step back."""
-    layers = num_experts.shape[0]
-    most = 0
-    for layer in range(layers):
-        most = max(most, num_experts[layer])
+    layers, most = num_experts.shape[0], num_experts.max()
     upcoming = np.full((layers, most), NEVER, dtype=np.int64)
     current = np.full(layers, -1, dtype=np.int64)
     for s in range(step_forward.shape[0] - 1, -1, -1):
@@ -158,62 +199,78 @@ def merge_steps(
     out_last: Array,
 ) -> tuple[int, int]:
     """Union of the members' active experts, layer by layer; returns (steps, entries) written."""
-    layers = num_experts.shape[0]
-    most = 0
-    widest = 1
-    for layer in range(layers):
-        most = max(most, num_experts[layer])
-    for g in range(member_offsets.shape[0] - 1):
-        widest = max(widest, member_offsets[g + 1] - member_offsets[g])
+    most = num_experts.max()
     counts = np.zeros(most, dtype=np.int64)
     last = np.zeros(most, dtype=np.int64)
     sums = np.zeros((most, 4), dtype=np.float64)
-    cursor = np.zeros(widest, dtype=np.int64)
-    steps = 0
-    filled = 0
+    cursor = step_offsets[:-1].copy()  # the next step of each forward
+    steps, filled = 0, 0
     out_step_offsets[0] = 0
     out_offsets[0] = 0
     for g in range(member_offsets.shape[0] - 1):
-        first = member_offsets[g]
-        width = member_offsets[g + 1] - first
-        for m in range(width):
-            cursor[m] = step_offsets[members[first + m]]
-        for layer in range(layers):
-            present = False
-            base = 0
-            for m in range(width):
-                forward = members[first + m]
-                s = cursor[m]
+        for layer in range(num_experts.shape[0]):
+            base = -1
+            for m in range(member_offsets[g], member_offsets[g + 1]):
+                forward = members[m]
+                s = cursor[forward]
                 if s < step_offsets[forward + 1] and step_layer[s] == layer:
-                    present = True
-                    cursor[m] += 1
+                    cursor[forward] += 1
                     merged[s] = steps
-                    latest = base
-                    for i in range(offsets[s], offsets[s + 1]):
-                        e = expert[i]
-                        counts[e] += count[i]
-                        last[e] = base + last_token[i]
-                        latest = max(latest, last[e] + 1)
-                        for column in range(4):
-                            sums[e, column] += mass[i, column]
-                    base = latest  # a later row of the batch is more recent
-            if not present:
+                    base = _add_entries(
+                        offsets[s],
+                        offsets[s + 1],
+                        max(base, 0),
+                        expert,
+                        count,
+                        mass,
+                        last_token,
+                        counts,
+                        last,
+                        sums,
+                    )
+            if base < 0:
                 continue
-            for e in range(num_experts[layer]):
-                if counts[e] > 0:
-                    out_expert[filled] = e
-                    out_count[filled] = counts[e]
-                    out_last[filled] = last[e]
-                    for column in range(4):
-                        out_mass[filled, column] = sums[e, column]
-                        sums[e, column] = 0.0
-                    counts[e] = 0
-                    filled += 1
+            filled = _write_entries(
+                num_experts[layer],
+                counts,
+                last,
+                sums,
+                out_expert,
+                out_count,
+                out_mass,
+                out_last,
+                filled,
+            )
             out_layer[steps] = layer
             steps += 1
             out_offsets[steps] = filled
         out_step_offsets[g + 1] = steps
     return steps, filled
+
+
+@njit
+def _add_entries(
+    begin: int,
+    end: int,
+    base: int,
+    expert: Array,
+    count: Array,
+    mass: Array,
+    last_token: Array,
+    counts: Array,
+    last: Array,
+    sums: Array,
+) -> int:
+    """Add a member's entries; return the first mention of the next member, which is more recent."""
+    latest = base
+    for i in range(begin, end):
+        e = expert[i]
+        counts[e] += count[i]
+        last[e] = base + last_token[i]
+        latest = max(latest, last[e] + 1)
+        for column in range(4):
+            sums[e, column] += mass[i, column]
+    return latest
 
 
 @njit

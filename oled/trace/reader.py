@@ -127,6 +127,12 @@ def offsets_of(counts: Array) -> Ints:
     return offsets
 
 
+def ranges_of(begins: Ints, lengths: Ints) -> Ints:
+    """Return the numbers of n ranges, one range after the other: i64[sum of lengths]."""
+    first = begins - np.cumsum(lengths) + lengths
+    return np.asarray(np.arange(lengths.sum()) + np.repeat(first, lengths))
+
+
 def trace_hash(manifest: Manifest) -> str:
     """What results name a trace by: sha256 of the geometry and the parts' checksums."""
     digest = hashlib.sha256(json.dumps(manifest.geometry.to_json(), sort_keys=True).encode())

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from oled.trace.errors import TraceError
-from oled.trace.schema import ForwardRecord, as_expert_ids
+from oled.trace.schema import ForwardRecord
 from oled.trace.tables import FORWARDS, PREDICTIONS, ROUTING, SCORES, TOKENS, arrow_schema
-from oled.types import Array, Bools
+from oled.types import Array
 
 Columns = dict[str, Array]
 
@@ -37,44 +37,31 @@ def record_tables(first: int, records: Sequence[ForwardRecord], top_k: int) -> d
     return tables
 
 
-def row_mask(record: ForwardRecord) -> Bools:
-    """Which (layer, token) pairs of a record have rows: bool[Lr, T]."""
-    shape = record.expert_ids.shape[:2]
-    if record.row_tokens is None:
-        return np.ones(shape, dtype=bool)
-    mask = np.zeros(shape, dtype=bool)
-    for row, tokens in zip(mask, record.row_tokens, strict=True):
-        row[tokens] = True
-    return mask
-
-
 def _routing_rows(forward: int, record: ForwardRecord) -> Columns:
-    mask = row_mask(record)
+    columns = {"expert_ids": record.expert_ids, "weights": record.weights}
+    return _rows(forward, record, columns)
+
+
+def _score_rows(forward: int, record: ForwardRecord) -> Columns:
+    scores = record.scores
+    if scores is None:
+        raise ValueError("a record without scores has no score rows")
+    columns = {"expert_ids": scores.expert_ids, "values": scores.values}
+    if scores.biased is not None:
+        columns["biased"] = scores.biased
+    return _rows(forward, record, columns)
+
+
+def _rows(forward: int, record: ForwardRecord, columns: Columns) -> Columns:
+    """Take the (layer, token) pairs that have rows from columns [Lr, T, …]."""
+    mask = record.row_mask()
     layer, token = np.nonzero(mask)
     return {
         "forward": np.full(len(layer), forward, dtype=np.uint32),
         "layer": record.layers[layer],
         "token": token,
-        "expert_ids": as_expert_ids(record.expert_ids[mask]),
-        "weights": record.weights[mask].astype(np.float32),
+        **{name: values[mask] for name, values in columns.items()},
     }
-
-
-def _score_rows(forward: int, record: ForwardRecord) -> Columns:
-    if record.scores is None:
-        raise ValueError("a record without scores has no score rows")
-    mask = row_mask(record)
-    layer, token = np.nonzero(mask)
-    columns = {
-        "forward": np.full(len(layer), forward, dtype=np.uint32),
-        "layer": record.layers[layer],
-        "token": token,
-        "expert_ids": as_expert_ids(record.scores.expert_ids[mask]),
-        "values": record.scores.values[mask].astype(np.float32),
-    }
-    if record.scores.biased is not None:
-        columns["biased"] = record.scores.biased[mask].astype(np.float32)
-    return columns
 
 
 def _forward_columns(numbered: Sequence[tuple[int, ForwardRecord]]) -> Columns:
@@ -87,8 +74,8 @@ def _forward_columns(numbered: Sequence[tuple[int, ForwardRecord]]) -> Columns:
             record.block,
             record.step,
             len(record.positions),
-            record.context_length,
-            record.accepted,
+            record.context,
+            int(record.accepted.sum()),
             record.produced,
             record.measured_ns,
         )
@@ -109,7 +96,7 @@ def _token_columns(numbered: Sequence[tuple[int, ForwardRecord]]) -> Columns:
         "token_id": np.concatenate([record.token_ids for record in records]),
         "confidence": np.concatenate([record.confidence for record in records]),
         "state": np.concatenate([record.state for record in records]),
-        "accepted": np.concatenate([record.accepted_mask for record in records]),
+        "accepted": np.concatenate([record.accepted for record in records]),
     }
 
 
@@ -120,8 +107,8 @@ def _prediction_table(numbered: Sequence[tuple[int, ForwardRecord]], top_k: int)
     ends = np.cumsum([0] + [len(prediction.expert_ids) for _, prediction in said])
     schema = arrow_schema(PREDICTIONS, top_k)
     lists = {
-        "expert_ids": np.concatenate([as_expert_ids(p.expert_ids) for _, p in said]),
-        "scores": np.concatenate([p.scores.astype(np.float32) for _, p in said]),
+        "expert_ids": np.concatenate([p.expert_ids for _, p in said]),
+        "scores": np.concatenate([p.scores for _, p in said]).astype(np.float32),
     }
     columns: dict[str, Any] = {
         "forward": pa.array([forward for forward, _ in said], pa.uint32()),

@@ -6,8 +6,10 @@ Layer ids are absolute (a dense layer 0 simply never occurs); sizes are bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from oled.trace.errors import TraceError
 from oled.trace.fields import JsonFields
 from oled.trace.limits import MAX_EXPERT_BYTES, MAX_LAYERS
-from oled.types import Array, ExpertIds
+from oled.types import Array, Bools, ExpertIds
 
 NO_EXPERT = 65535
 """The id of an unused slot (a token routed to fewer than k experts). Recorders may say -1."""
@@ -61,6 +63,16 @@ class ConfidenceKind(StrEnum):
     NONE = "none"  # NaN everywhere
 
 
+SIZES = (
+    "zero_experts",
+    "shared_experts",
+    "draft_experts",
+    "hidden_size",
+    "moe_intermediate_size",
+)
+"""Fields of a geometry that are not negative, or None."""
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """The shape of a mixture-of-experts model, one entry per MoE layer where layers may differ."""
@@ -79,50 +91,40 @@ class Geometry:
     name: str | None = None  # in the catalogue of geometries
 
     def __post_init__(self) -> None:
-        count = len(self.moe_layers)
-        if count == 0:
-            raise TraceError("geometry: 'moe_layers' is empty; a trace needs a MoE layer")
+        for wrong, text in self._faults():
+            if wrong:
+                raise TraceError(f"geometry: {text}")
+
+    def _faults(self) -> Iterator[tuple[bool, str]]:
+        """Yield what may be wrong and how to say it; later rules rely on earlier ones."""
+        layers, count = self.moe_layers, len(self.moe_layers)
+        yield not layers, "'moe_layers' is empty; a trace needs a MoE layer"
         for key, values in (
             ("experts_per_layer", self.experts_per_layer),
             ("expert_bytes", self.expert_bytes),
         ):
-            if len(values) != count:
-                raise TraceError(
-                    f"geometry: '{key}' has {len(values)} entries for {count} MoE layers"
-                )
-            if min(values) < 1:
-                raise TraceError(f"geometry: '{key}' holds {min(values)}; it must be positive")
-        if max(self.expert_bytes) > MAX_EXPERT_BYTES:
-            raise TraceError(f"geometry: an expert of {max(self.expert_bytes)} bytes is too large")
-        if self.expert_parts < 1 or count % self.expert_parts:
-            raise TraceError(
-                f"geometry: {count} MoE layers do not divide by 'expert_parts' {self.expert_parts}"
-            )
-        if any(a >= b for a, b in zip(self.moe_layers, self.moe_layers[1:], strict=False)):
-            raise TraceError(f"geometry: 'moe_layers' {list(self.moe_layers)} must ascend")
-        if self.num_layers > MAX_LAYERS:
-            raise TraceError(f"geometry: 'num_layers' {self.num_layers} is above {MAX_LAYERS}")
-        if self.moe_layers[0] < 0 or self.moe_layers[-1] >= self.num_layers:
-            raise TraceError(
-                f"geometry: MoE layers {self.moe_layers[0]}..{self.moe_layers[-1]} do not fit "
-                f"'num_layers' {self.num_layers}"
-            )
-        if not 1 <= self.top_k <= min(self.experts_per_layer) + self.zero_experts:
-            raise TraceError(
-                f"geometry: 'top_k' {self.top_k} does not fit a layer of "
-                f"{min(self.experts_per_layer)} experts"
-            )
-        if max(self.experts_per_layer) + self.zero_experts > NO_EXPERT:
-            raise TraceError(f"geometry: more than {NO_EXPERT} experts in a layer")
-        for key, value in (
-            ("zero_experts", self.zero_experts),
-            ("shared_experts", self.shared_experts),
-            ("draft_experts", self.draft_experts),
-            ("hidden_size", self.hidden_size),
-            ("moe_intermediate_size", self.moe_intermediate_size),
-        ):
-            if value is not None and not 0 <= value < 1 << 31:
-                raise TraceError(f"geometry: '{key}' is {value}")
+            yield len(values) != count, f"'{key}' has {len(values)} entries for {count} MoE layers"
+            yield min(values) < 1, f"'{key}' holds {min(values)}; it must be positive"
+        size, parts = max(self.expert_bytes), self.expert_parts
+        yield size > MAX_EXPERT_BYTES, f"an expert of {size} bytes is too large"
+        uneven = parts < 1 or count % parts != 0
+        yield uneven, f"{count} MoE layers do not divide by 'expert_parts' {parts}"
+        ascend = all(a < b for a, b in pairwise(layers))
+        yield not ascend, f"'moe_layers' {list(layers)} must ascend"
+        yield self.num_layers > MAX_LAYERS, f"'num_layers' {self.num_layers} is above {MAX_LAYERS}"
+        outside = layers[0] < 0 or layers[-1] >= self.num_layers
+        yield (
+            outside,
+            f"MoE layers {layers[0]}..{layers[-1]} do not fit 'num_layers' {self.num_layers}",
+        )
+        fewest = min(self.experts_per_layer)
+        fits = 1 <= self.top_k <= fewest + self.zero_experts
+        yield not fits, f"'top_k' {self.top_k} does not fit a layer of {fewest} experts"
+        too_many = max(self.experts_per_layer) + self.zero_experts > NO_EXPERT
+        yield too_many, f"more than {NO_EXPERT} experts in a layer"
+        for key in SIZES:
+            value = getattr(self, key)
+            yield value is not None and not 0 <= value < 1 << 31, f"'{key}' is {value}"
 
     @property
     def dense_layers(self) -> int:
@@ -185,6 +187,7 @@ class Prediction:
                 f"prediction of '{self.predictor}' at layer {self.layer}: ids "
                 f"{self.expert_ids.shape} and scores {self.scores.shape} must be equally long lists"
             )
+        object.__setattr__(self, "expert_ids", as_expert_ids(self.expert_ids))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,12 +198,17 @@ class RouterScores:
     values: Array  # [Lr, T, m], before the selection bias
     biased: Array | None = None  # [Lr, T, m], what the selection used, where it is biased
 
+    def __post_init__(self) -> None:
+        if self.values.shape != self.expert_ids.shape:
+            raise TraceError("scores and their ids differ in shape")
+        object.__setattr__(self, "expert_ids", as_expert_ids(self.expert_ids))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardRecord:
     """One request's share of one model pass; what recorders hand to the writer.
 
-    Any integer or float dtype will do, the writer casts. An unused slot is NO_EXPERT or -1.
+    Any integer or float dtype will do. An unused slot may be -1; the record holds NO_EXPERT.
     """
 
     request: int
@@ -213,51 +221,53 @@ class ForwardRecord:
     token_ids: Array  # [T] input ids, -1 unknown
     confidence: Array  # [T] in 0..1, NaN unknown
     state: Array  # [T] TokenState before the forward
-    accepted_mask: Array  # [T] 1 where accepted in this forward
+    accepted: Array  # [T] 1 where accepted in this forward
     block: int = -1  # -1 none
     step: int = -1  # denoising step inside the block, -1 none
-    context_length: int = 0  # tokens cached before this forward
-    accepted: int = 0  # tokens accepted in this forward
-    produced: int = 0  # of these, up to and including the end token: the divisor of TPOT
+    context: int = 0  # tokens cached before this forward
+    produced: int = 0  # of the accepted, up to and including the end token: the divisor of TPOT
     row_tokens: tuple[Array, ...] | None = None  # per layer, tokens that have rows (gaps)
     measured_ns: int = -1  # wall time of the pass, -1 not measured
     predictions: tuple[Prediction, ...] = ()
     scores: RouterScores | None = None
 
     def __post_init__(self) -> None:
+        for wrong, text in self._faults():
+            if wrong:
+                raise TraceError(f"record of request {self.request}, pass {self.pass_id}: {text}")
+        object.__setattr__(self, "expert_ids", as_expert_ids(self.expert_ids))
+
+    def _faults(self) -> Iterator[tuple[bool, str]]:
+        """Yield what may be wrong with the shapes, and how to say it."""
         tokens = self.positions.shape[0]
-        if not 1 <= tokens <= MAX_TOKENS:
-            raise TraceError(f"{self._name}: {tokens} tokens; a forward holds 1 to {MAX_TOKENS}")
-        for name, array in (
-            ("positions", self.positions),
-            ("token_ids", self.token_ids),
-            ("confidence", self.confidence),
-            ("state", self.state),
-            ("accepted_mask", self.accepted_mask),
-        ):
-            if array.shape != (tokens,):
-                raise TraceError(f"{self._name}: {name} {array.shape} must be ({tokens},)")
-        lead = (self.layers.shape[0], tokens)
-        if self.expert_ids.ndim != 3 or self.expert_ids.shape[:2] != lead:
-            raise TraceError(
-                f"{self._name}: expert_ids {self.expert_ids.shape} must be (layers, tokens, k) "
-                f"with (layers, tokens) = {lead}"
-            )
-        if self.weights.shape != self.expert_ids.shape:
-            raise TraceError(
-                f"{self._name}: weights {self.weights.shape} differ from expert_ids "
-                f"{self.expert_ids.shape}"
-            )
-        if self.row_tokens is not None and len(self.row_tokens) != lead[0]:
-            raise TraceError(
-                f"{self._name}: row_tokens has {len(self.row_tokens)} entries for {lead[0]} layers"
-            )
-        if self.scores is not None and self.scores.values.shape != self.scores.expert_ids.shape:
-            raise TraceError(f"{self._name}: scores and their ids differ in shape")
+        fits = 1 <= tokens <= MAX_TOKENS
+        yield not fits, f"{tokens} tokens; a forward holds 1 to {MAX_TOKENS}"
+        for name in ("positions", "token_ids", "confidence", "state", "accepted"):
+            shape = getattr(self, name).shape
+            yield shape != (tokens,), f"{name} {shape} must be ({tokens},)"
+        ids, lead = self.expert_ids.shape, (self.layers.shape[0], tokens)
+        yield (
+            len(ids) != 3 or ids[:2] != lead,
+            f"expert_ids {ids} must be (layers, tokens, k) with (layers, tokens) = {lead}",
+        )
+        weights = self.weights.shape
+        yield weights != ids, f"weights {weights} differ from expert_ids {ids}"
+        rows = lead[0] if self.row_tokens is None else len(self.row_tokens)
+        yield rows != lead[0], f"row_tokens has {rows} entries for {lead[0]} layers"
 
     @property
-    def _name(self) -> str:
-        return f"record of request {self.request}, pass {self.pass_id}"
+    def num_rows(self) -> int:
+        """Rows of (layer, token) that the record has."""
+        if self.row_tokens is None:
+            return len(self.layers) * len(self.positions)
+        return sum(map(len, self.row_tokens))
+
+    def row_mask(self) -> Bools:
+        """Return which (layer, token) pairs have rows: bool[Lr, T]."""
+        mask = np.full(self.expert_ids.shape[:2], self.row_tokens is None)
+        for row, tokens in zip(mask, self.row_tokens or (), strict=False):
+            row[tokens] = True
+        return mask
 
 
 def as_expert_ids(ids: Array) -> ExpertIds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from oled.trace.errors import TraceError
+from oled.trace.reader import ranges_of
 from oled.trace.schema import NO_EXPERT, TokenState
 from oled.trace.tables import PredictionTable, ScoreTable, Trace
 from oled.types import ExpertIds, Floats, Ints
@@ -99,7 +100,5 @@ def predictions_by_step(
     lengths = np.zeros(index.num_steps * horizons + 1, dtype=np.int64)
     lengths[row + 1] = np.diff(table.offsets)[wanted]
     offsets = np.cumsum(lengths)
-    gather = np.arange(offsets[-1]) + np.repeat(
-        table.offsets[wanted] - offsets[row], lengths[row + 1]
-    )
+    gather = ranges_of(table.offsets[wanted], lengths[row + 1])
     return offsets, table.expert[gather], table.score[gather], horizons

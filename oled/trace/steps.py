@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
+from oled.trace.reader import ranges_of
 from oled.trace.schema import NO_EXPERT, TokenState
 from oled.trace.side import StepIndex, mean_scores, predictions_by_step
 from oled.trace.tables import Trace
@@ -204,11 +205,27 @@ def coming_scores(steps: Steps) -> Floats:
     rows = np.arange(steps.num_steps) * steps.horizons + steps.num_layers - 1
     lengths = steps.pred_offsets[rows + 1] - steps.pred_offsets[rows]
     step = np.repeat(np.arange(steps.num_steps), lengths)
-    first = steps.pred_offsets[rows] - np.cumsum(lengths) + lengths
-    entry = np.arange(len(step)) + np.repeat(first, lengths)
+    entry = ranges_of(steps.pred_offsets[rows], lengths)
     tokens = np.maximum(steps.tokens[steps.forward[step]], 1)
     result[step, steps.pred_expert[entry]] = steps.pred_score[entry] / tokens
     return result
+
+
+class LayerPairs:
+    """Finds steps of the same layer in pairs of forwards."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._index = StepIndex(steps.forward, steps.layer, steps.num_layers)
+
+    def of(self, old: Ints, new: Ints) -> tuple[Ints, Ints]:
+        """Return the steps of forwards `old` and `new` where both have the layer, pair by pair."""
+        begins = self._steps.step_offsets[old]
+        lengths = self._steps.step_offsets[old + 1] - begins
+        before = ranges_of(begins, lengths)
+        after = self._index.find(np.repeat(new, lengths), self._steps.layer[before])
+        known = after >= 0
+        return before[known], after[known]
 
 
 def _ints(column: Array) -> Ints:

@@ -12,8 +12,8 @@ import numpy as np
 from oled.trace.errors import TraceError
 from oled.trace.manifest import Manifest
 from oled.trace.parts import PartFolder
-from oled.trace.rows import record_tables, row_mask
-from oled.trace.schema import NO_EXPERT, ForwardRecord, as_expert_ids
+from oled.trace.rows import record_tables
+from oled.trace.schema import NO_EXPERT, ForwardRecord
 
 ROWS_PER_PART = 1 << 18
 ROWS_PER_GROUP = 1 << 16
@@ -72,9 +72,8 @@ class TraceWriter:
         """Add one forward; forwards are numbered in the order of these calls."""
         self._validate(record)
         self._pending.append(record)
-        rows = int(row_mask(record).sum())
-        self._pending_rows += rows
-        self._part_rows += rows
+        self._pending_rows += record.num_rows
+        self._part_rows += record.num_rows
         self.num_forwards += 1
         if self._part_rows >= self._rows_per_part:
             self.close_part()
@@ -110,7 +109,7 @@ class TraceWriter:
                 raise TraceError(f"{name}: layer {layer} is no MoE layer of the manifest")
         if record.layers.size == 0:
             return
-        ids = as_expert_ids(record.expert_ids)
+        ids = record.expert_ids
         index = np.array([self._layers[int(layer)] for layer in record.layers])
         limit = self._num_ids[index][:, None, None]
         wrong = (ids >= limit) & (ids != NO_EXPERT)

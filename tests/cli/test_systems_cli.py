@@ -48,9 +48,8 @@ def write_text(folder, seed: int) -> None:
                         token_ids=np.array([token]),
                         confidence=np.array([np.nan]),
                         state=np.array([TokenState.DECODED]),
-                        accepted_mask=np.ones(1, np.uint8),
-                        context_length=place,
-                        accepted=1,
+                        accepted=np.ones(1, np.uint8),
+                        context=place,
                         produced=1,
                     )
                 )

@@ -93,8 +93,8 @@ def test_padding_and_unused_slots_have_no_part_in_it() -> None:
         token_ids=np.arange(4),
         confidence=np.full(4, 0.5),
         state=np.array([TokenState.PAD, *[TokenState.DECODED] * 3]),
-        accepted_mask=np.zeros(4, np.uint8),
-        context_length=7,
+        accepted=np.zeros(4, np.uint8),
+        context=7,
     )
     manifest = Manifest(shape, WeightKind.SUM_ONE, ConfidenceKind.MAX_PROBABILITY)
     routing = Routing.of(trace_of_records(manifest, [record]), 2, 1)

@@ -24,7 +24,6 @@ from oled.trace import (
     WeightKind,
 )
 from oled.trace.files import file_sha256
-from oled.trace.rows import row_mask
 
 MASKED, DECODED, PROMPT, PAD = TokenState
 
@@ -66,7 +65,7 @@ def record(ids: Any, weights: Any = None, **changes: Any) -> ForwardRecord:
         "token_ids": np.arange(tokens) + 100,
         "confidence": np.full(tokens, 0.5),
         "state": np.full(tokens, DECODED),
-        "accepted_mask": np.zeros(tokens, dtype=np.uint8),
+        "accepted": np.zeros(tokens, dtype=np.uint8),
     }
     return ForwardRecord(**{**fields, **changes})
 
@@ -144,11 +143,10 @@ def _request(
                     block=block,
                     step=step if len(masked) else -1,
                     positions=prompt + block * length + np.arange(length),
-                    context_length=prompt + block * length,
+                    context=prompt + block * length,
                     confidence=rng.random(length),
                     state=state.copy(),
-                    accepted_mask=accepted,
-                    accepted=len(chosen),
+                    accepted=accepted,
                     produced=len(chosen),
                 )
             )
@@ -207,8 +205,8 @@ def assert_holds(trace: Trace, records: list[ForwardRecord]) -> None:
         assert forwards.block[number] == one.block
         assert forwards.step[number] == one.step
         assert forwards.tokens[number] == len(one.positions)
-        assert forwards.context[number] == one.context_length
-        assert forwards.accepted[number] == one.accepted
+        assert forwards.context[number] == one.context
+        assert forwards.accepted[number] == one.accepted.sum()
         assert forwards.produced[number] == one.produced
         assert forwards.measured_ns[number] == one.measured_ns
         here = slice(forwards.token_offsets[number], forwards.token_offsets[number + 1])
@@ -216,8 +214,8 @@ def assert_holds(trace: Trace, records: list[ForwardRecord]) -> None:
         np.testing.assert_array_equal(tokens.token_id[here], one.token_ids)
         np.testing.assert_array_equal(tokens.confidence[here], one.confidence.astype(np.float32))
         np.testing.assert_array_equal(tokens.state[here], one.state)
-        np.testing.assert_array_equal(tokens.accepted[here], one.accepted_mask)
-        mask = row_mask(one)
+        np.testing.assert_array_equal(tokens.accepted[here], one.accepted)
+        mask = one.row_mask()
         layer, token = np.nonzero(mask)
         rows = slice(row, row + len(layer))
         row += len(layer)

@@ -32,9 +32,8 @@ def forward(
         "token_ids": np.arange(width),
         "confidence": np.full(width, 0.5),
         "state": np.array(state),
-        "accepted_mask": np.array(accepted, dtype=np.uint8),
-        "accepted": sum(accepted),
-        "context_length": 4,
+        "accepted": np.array(accepted, dtype=np.uint8),
+        "context": 4,
     }
     return record([ids], weights, **{**fields, **more})
 
@@ -84,7 +83,7 @@ def test_what_drafts_were_worth(tmp_path: Path) -> None:
 def test_a_draft_that_is_wrong_counts_for_nothing(tmp_path: Path) -> None:
     records = block()
     wrong = np.array([1, 0, 0, 0], dtype=np.uint8)
-    records[3] = replace(records[3], accepted_mask=wrong, accepted=1, produced=1)
+    records[3] = replace(records[3], accepted=wrong, produced=1)
     trace = load(write(tmp_path / "t", manifest(geometry(layers=1)), records))
     found = Verifications.of(trace)
     assert found is not None
@@ -125,7 +124,7 @@ def test_in_text_a_state_is_a_position(tmp_path: Path) -> None:
         [1, 1, 0],
         block=-1,
         positions=np.array([6, 7, 8]),
-        context_length=6,
+        context=6,
         produced=2,
     )
     trace = load(write(tmp_path / "t", manifest(geometry(layers=1)), [verify]))

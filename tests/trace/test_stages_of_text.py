@@ -35,9 +35,7 @@ def text_trace(tokens: list[list[int]], turns: bool = False, **changes: object) 
             ids = np.stack([[rng.permutation(8)[:2] + 8 * half] for _ in range(2)])
             where = {"token_ids": np.array([token]), "positions": np.array([3 + place])}
             records.append(
-                record(
-                    ids, request=request, pass_id=len(records), context_length=3 + place, **where
-                )
+                record(ids, request=request, pass_id=len(records), context=3 + place, **where)
             )
     return trace_of_records(manifest(shape, **changes), records)
 

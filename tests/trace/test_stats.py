@@ -154,7 +154,7 @@ def test_autoregressive_traces_have_gaps_in_tokens() -> None:
     shape = geometry(8, layers=1)
     ids = [[0, 1], [0, 1], [0, 2], [4, 5]]
     records = [
-        record([[pair]], pass_id=place, positions=np.array([place]), context_length=place)
+        record([[pair]], pass_id=place, positions=np.array([place]), context=place)
         for place, pair in enumerate(ids)
     ]
     found = locality(trace_of_records(manifest(shape), records))
@@ -165,7 +165,7 @@ def test_autoregressive_traces_have_gaps_in_tokens() -> None:
     assert found.boundary is None
     assert found.persistence is None
     # a context that starts again is another chain
-    restarted = [*records[:2], *(replace(one, context_length=0) for one in records[2:])]
+    restarted = [*records[:2], *(replace(one, context=0) for one in records[2:])]
     found = locality(trace_of_records(manifest(shape), restarted))
     assert found.overlap[1].of_new.value == 1.0
 
@@ -220,7 +220,7 @@ def test_spearman() -> None:
 def test_overlap_needs_the_order_of_forwards() -> None:
     rng = np.random.default_rng(0)
     steps = [
-        record(*routes(rng, SHAPE, 2), pass_id=number, context_length=context)
+        record(*routes(rng, SHAPE, 2), pass_id=number, context=context)
         for number, context in enumerate((5, 9, 3, 4))  # the third pass has fewer rows
     ]
     for changes, pairs in (({}, 2), ({"lacks": ("requests",)}, 3), ({"ordered": False}, 0)):

@@ -56,11 +56,11 @@ def expected_steps(shape: Geometry, records: list[ForwardRecord]) -> list[tuple[
                     continue
                 ids = [int(e) for e in one.expert_ids[place, t]]
                 weights = [float(np.float32(w)) for w in one.weights[place, t]]
-                total = sum(w for e, w in zip(ids, weights, strict=True) if e != -1)
+                total = sum(w for e, w in zip(ids, weights, strict=True) if e != NO_EXPERT)
                 c = float(np.float32(one.confidence[t]))
                 c = 1.0 if np.isnan(c) else c
                 for slot, (e, w) in enumerate(zip(ids, weights, strict=True)):
-                    if e == -1 or e >= shape.experts_per_layer[dense]:
+                    if e == NO_EXPERT or e >= shape.experts_per_layer[dense]:
                         continue
                     g = w / total
                     entry = entries[e]
@@ -102,7 +102,7 @@ def test_steps_are_those_of_plain_python(seed, experts, interleaved, holes) -> N
     records = []
     for one in diffusion(shape, requests=3, blocks=1, seed=seed, interleaved=interleaved):
         ids, state = one.expert_ids.copy(), one.state.copy()
-        ids[rng.random(ids.shape) < 0.1] = -1
+        ids[rng.random(ids.shape) < 0.1] = NO_EXPERT
         if holes:  # the zero expert of the first layer, pads, and rows that are missing
             ids[0, 0, 0] = experts[0]
             state[rng.random(len(state)) < 0.2] = PAD
@@ -118,7 +118,7 @@ def test_forwards_are_sorted_by_request() -> None:
     steps = build_steps(trace_of_records(manifest(SHAPE), records))
     order = sorted(range(len(records)), key=lambda number: records[number].request)
     assert steps.source.tolist() == order
-    for name, field in (("request", "request"), ("block", "block"), ("context", "context_length")):
+    for name, field in (("request", "request"), ("block", "block"), ("context", "context")):
         assert getattr(steps, name).tolist() == [getattr(records[n], field) for n in order]
     assert steps.tokens.tolist() == [len(records[n].positions) for n in order]
 

@@ -41,7 +41,6 @@ from oled.trace import (
     select_requests,
     trace_of_records,
 )
-from oled.trace.rows import row_mask
 from tests.support.seeds import sized
 
 SHAPE = geometry()
@@ -70,8 +69,8 @@ def traces(draw: st.DrawFn) -> tuple[Manifest, list[ForwardRecord], int]:
                 phase=draw(st.sampled_from(Phase)),
                 block=draw(st.integers(-1, 9)),
                 step=draw(st.integers(-1, 9)),
-                context_length=draw(st.integers(0, 2**31 - 1)),
-                accepted=draw(st.integers(0, 2**16 - 1)),
+                context=draw(st.integers(0, 2**31 - 1)),
+                accepted=rng.integers(0, 2, tokens),
                 produced=draw(st.integers(0, 2**16 - 1)),
                 measured_ns=draw(st.integers(-1, 2**62)),
                 token_ids=rng.integers(-1, 2**31, tokens),
@@ -93,7 +92,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, case)
         for one in records:
             writer.append(one)
         writer._captured = True  # ids may happen to be all zero here
-    if any(row_mask(one).any() for one in records):
+    if any(one.row_mask().any() for one in records):
         trace = load(folder, verify=True)
         assert trace.manifest.geometry == about.geometry
         assert_holds(trace, records)

@@ -22,7 +22,7 @@ from oled.trace.stats.locality import (
     Popularity,
 )
 from oled.trace.stats.persistence import persistence
-from oled.trace.steps import Steps, build_steps
+from oled.trace.steps import LayerPairs, Steps, build_steps
 from oled.trace.tables import Trace
 from oled.types import Doubles, Ints
 
@@ -127,13 +127,14 @@ def _set_sums(steps: Steps, chains: _Chains) -> Doubles:
     compared = [(place, *chains.pairs(gap)) for place, gap in enumerate(GAPS)]
     if chains.phase is Phase.DENOISE:
         compared += _boundaries(steps, chains)
+    pairs = LayerPairs(steps)
     for slot, old, new in compared:
+        before, after = pairs.of(old, new)
         kernels.compare_sets(
-            old,
-            new,
-            chains.row[old],
-            np.full(len(old), slot),
-            steps.step_offsets,
+            before,
+            after,
+            chains.row[steps.forward[before]],
+            slot,
             steps.layer,
             steps.offsets,
             steps.expert,

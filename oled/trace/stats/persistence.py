@@ -9,7 +9,7 @@ import numpy as np
 from oled.trace.schema import TokenState
 from oled.trace.stats.estimate import means_of, spearman
 from oled.trace.stats.locality import Cell, Persistence
-from oled.trace.steps import Steps, rows_of_steps
+from oled.trace.steps import LayerPairs, Steps, rows_of_steps
 from oled.trace.tables import Trace
 from oled.types import Bools, Doubles, Ints
 
@@ -32,10 +32,8 @@ def persistence(trace: Trace, steps: Steps, denoise: Ints) -> Persistence | None
     successor = np.full(tokens, -1, dtype=np.int64)
     by_layer = np.zeros((len(steps.num_experts), 2))
     kernels.compare_routes(
-        old,
-        new,
-        steps.source,
-        steps.step_offsets,
+        *LayerPairs(steps).of(old, new),
+        steps.source[steps.forward],
         steps.layer,
         begin,
         end,

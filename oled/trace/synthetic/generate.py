@@ -122,11 +122,7 @@ def synthetic_steps(
     geometry: Geometry,
     workload: Workload,
     process: Process = Process(),  # noqa: B008 (frozen)
-    *,
-    seed: int = 0,
-    model_seed: int = 0,
+    **seeds: int,
 ) -> Steps:
-    """Steps of a synthetic trace, for benchmarks."""
-    return build_steps(
-        synthetic_trace(geometry, workload, process, seed=seed, model_seed=model_seed)
-    )
+    """Return the steps of `synthetic_trace`, for benchmarks."""
+    return build_steps(synthetic_trace(geometry, workload, process, **seeds))

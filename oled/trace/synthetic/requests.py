@@ -89,7 +89,7 @@ def _denoise(
             produced=int(now.accepted.sum()),
             block=number,
             step=-1 if now.is_commit else step,
-            context_length=context,
+            context=context,
         )
         if now.edited.any():
             own = model.project(block.content)
@@ -115,7 +115,7 @@ def _token_by_token(
             state=np.array([TokenState.DECODED]),
             accepted=np.ones(1, dtype=bool),
             produced=1,
-            context_length=context + place,
+            context=context + place,
         )
 
 
@@ -140,8 +140,7 @@ class _Writer:
             expert_ids=ids,
             weights=weights,
             token_ids=np.full(logits.shape[0], -1),
-            accepted_mask=accepted,
-            accepted=int(accepted.sum()),
+            accepted=accepted,
             predictions=model.predict(logits, workload.horizons, self.rng),
             scores=model.scores(logits, workload.scores),
             **fields,

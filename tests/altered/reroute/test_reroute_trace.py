@@ -51,7 +51,7 @@ def forward(number: int, phase: Phase, block: int, **changes: object) -> Forward
         "token_ids": np.arange(3),
         "confidence": np.full(3, 0.5),
         "state": np.array([TokenState.MASKED, TokenState.MASKED, TokenState.PAD]),
-        "accepted_mask": np.zeros(3),
+        "accepted": np.zeros(3),
         "block": block,
         "scores": RouterScores(every, scores),
     }

@@ -56,7 +56,7 @@ def small_trace() -> Trace:
         token_ids=np.arange(3),
         confidence=np.full(3, 0.5),
         state=np.array([TokenState.MASKED, TokenState.MASKED, TokenState.PAD]),
-        accepted_mask=np.zeros(3),
+        accepted=np.zeros(3),
         block=0,
         step=0,
     )
