@@ -11,7 +11,7 @@ class UserError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint to append to a message: the known name closest to `word`, or all of them."""
+    """Hint at the known name closest to `word`, or name all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:

@@ -24,7 +24,7 @@ KINDS = {  # slice: colour, hatch
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A panel a policy, a bar a lane; the first milliseconds, so that slices can be seen."""
+    """Draw a panel a policy, a bar a lane; the first milliseconds, so that slices can be seen."""
     policies = list(dict.fromkeys(table["policy"]))
     ends = (table["begin_us"] + table["length_us"]).groupby(table["policy"]).max()
     shown = float(ends.min()) / 1e3

@@ -20,7 +20,7 @@ TIMES = ("ideal", "all_resident", "bound_relaxed", "ref_belady_uniform")
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """One column of panels a cache size (shape, runtime): TPOT above, hit rate below."""
+    """Draw one column of panels a cache size (shape, runtime): TPOT above, hit rate below."""
     if "trace.geometry" in table:
         table = table.assign(**{"trace.geometry": style.shape(table)})
     places = _places(table)
@@ -47,7 +47,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _places(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Title and rows of each panel: the sizes, and what else the table tells apart."""
+    """Return title and rows of each panel: the sizes, and what else the table tells apart."""
     keys: list[str] = []
     for key in APART:  # those that say more than the ones before
         if key in table and _differs(table, keys, key):
@@ -67,13 +67,13 @@ def _places(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _differs(table: pd.DataFrame, keys: list[str], key: str) -> bool:
-    """Whether `key` tells rows apart that `keys` do not."""
+    """Return whether `key` tells rows apart that `keys` do not."""
     values = table.groupby(keys)[key].nunique().max() if keys else table[key].nunique()
     return bool(values > 1)
 
 
 def _title(key: str, value: object) -> str:
-    """Names speak for themselves, numbers do not."""
+    """Return the words of a panel: names speak for themselves, numbers do not."""
     return f"{key} {value}" if key in ("staging", "batch_size") else str(value)
 
 

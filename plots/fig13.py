@@ -19,7 +19,7 @@ SPREAD = "bars: mean over workloads; error bars: least and greatest, the machine
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """One is OLED; above one is slower."""
+    """Draw TPOT over OLED's; above one is slower."""
     graph = table[table["runtime"] == "graph_fused"]
     graph = graph.assign(
         shape=style.shape(graph), **{"trace.workload": graph["trace.workload"].fillna("")}

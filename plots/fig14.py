@@ -14,7 +14,7 @@ NEEDS = ("policy", "trace.geometry", "trace.workload", "ttft_ns")
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Bars in the order of the table."""
+    """Draw bars in the order of the table."""
     table = table.assign(
         shape=style.shape(table), **{"trace.workload": table["trace.workload"].fillna("")}
     )

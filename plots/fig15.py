@@ -19,7 +19,7 @@ DISPATCH = "policy.dispatch._target_"
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A row of panels a process (layers even, uneven)."""
+    """Draw a row of panels a process (layers even, uneven)."""
     table = table[table["trace.process"].notna()]
     if DISPATCH in table:
         table = table[table[DISPATCH].isna()]
@@ -43,7 +43,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _steps(axes: Axes, rows: pd.DataFrame) -> None:
-    """Bars in groups, one a cost point, each over that point's naive LRU."""
+    """Draw bars in groups, one a cost point, each over that point's naive LRU."""
     rows = rows[rows["slots"] == "40"]
     points = list(dict.fromkeys(zip(rows["cpu_kernel"], rows["runtime"], strict=True)))
     labels = []

@@ -17,33 +17,33 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
 def active(table: pd.DataFrame) -> pd.Series[float]:
-    """Distinct experts a layer-step of denoising."""
+    """Return the distinct experts a layer-step of denoising."""
     phase = "phases.denoise"
     return table[f"{phase}.accesses"] / table[f"{phase}.layer_steps"]
 
 
 def block_length(table: pd.DataFrame) -> pd.Series[int]:
-    """Of the process, or of the recording by its name (`demo` has 16)."""
+    """Return the block length of the process, or of the recording by its name (`demo` has 16)."""
     named = table["trace"].str.extract(r"-b(\d+)-")[0].fillna("16")
     return table["trace.block_length"].astype("string").fillna(named).astype(int)
 
 
 def by_block(table: pd.DataFrame) -> pd.DataFrame:
-    """One request at a time; of the recordings those that differ in nothing else."""
+    """Return rows of one request at a time; of the recordings those that differ in nothing else."""
     own = table[(table["batch_size"] == 1) & (table["trace"] != "demo")]
     own = own.sort_values("block", kind="stable")
     return own.drop_duplicates(["policy", "slots", "block", "trace"])
 
 
 def by_batch(table: pd.DataFrame) -> pd.DataFrame:
-    """Block 16, so many requests in lockstep."""
+    """Return rows of block length 16, so many requests in lockstep."""
     recorded = table["trace.geometry"].isna() & (table["trace"] != "demo")
     own = table[(table["block"] == 16) & ~recorded].sort_values("batch_size", kind="stable")
     return own.drop_duplicates(["policy", "slots", "batch_size", "trace"])
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Left by block length, right by batch size; TPOT above, active experts below."""
+    """Draw block lengths left, batch sizes right; TPOT above, active experts below."""
     table = table.assign(block=block_length(table), union=active(table))
     made_up = table[table["trace.geometry"].notna()]
     single, batched = by_block(made_up), by_batch(made_up)

@@ -15,7 +15,7 @@ DRAWN = ("ideal", "bound_relaxed", "ref_belady_uniform")
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Rows are shapes, columns runtimes."""
+    """Draw a row a shape, a column a runtime."""
     table = table.assign(shape=style.shape(table))
     shapes = list(dict.fromkeys(table["shape"]))
     runtimes = list(dict.fromkeys(table["runtime"]))

@@ -18,7 +18,7 @@ DRAWN = ("ideal", "bound_relaxed", "ref_belady_uniform")
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Both axes logarithmic: a law of the link is a straight line."""
+    """Draw both axes logarithmic: a law of the link is a straight line."""
     table = table[table[LINK].notna()]
     link = [float(text.split()[0]) for text in table[LINK]]
     table = table.assign(link=link, shape=style.shape(table)).sort_values("link", kind="stable")

@@ -31,7 +31,7 @@ TRANSITIONS = {
 
 
 def draw(found: Mapping[str, Any], control: float | None = None) -> Figure:
-    """Four panels; one for which the trace has no data says so.
+    """Draw four panels; one for which the trace has no data says so.
 
     `control` is the overlap of newer sets with forwards that have nothing to do with them.
     """
@@ -51,7 +51,7 @@ def _absent(axes: Axes, what: str) -> None:
 
 
 def _draw_overlap(axes: Axes, found: Mapping[str, Any], control: float | None) -> None:
-    """Overlap by gap inside a block, and across the boundary of blocks at the right."""
+    """Draw overlap by gap inside a block, and across the boundary of blocks at the right."""
     gaps = {int(gap): pair for gap, pair in found["overlap"].items() if pair}
     if not gaps:
         _absent(axes, "neighbouring forwards")
@@ -75,7 +75,7 @@ def _draw_overlap(axes: Axes, found: Mapping[str, Any], control: float | None) -
 
 
 def _legend(axes: Axes, columns: int) -> None:
-    """Above the panel: nothing is covered, whatever the data are."""
+    """Put the legend above the panel: nothing is covered, whatever the data are."""
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, columnspacing=0.8)
 
 
@@ -92,7 +92,7 @@ def _draw_side(
     dashes: str,
     marker: str,
 ) -> None:
-    """Means with 95 % intervals over requests, and what chance gives."""
+    """Draw means with 95 % intervals over requests, and what chance gives."""
     values = [pair[side]["value"] for pair in pairs]
     lows, highs = zip(*(_interval(pair[side]) for pair in pairs), strict=True)
     spread = [
@@ -107,14 +107,14 @@ def _draw_side(
 
 
 def _interval(estimate: Mapping[str, Any]) -> tuple[float, float]:
-    """Of no length where there is one request only."""
+    """Return the interval's ends; it has no length where there is one request only."""
     if estimate["low"] is None:
         return estimate["value"], estimate["value"]
     return estimate["low"], estimate["high"]
 
 
 def _draw_persistence(axes: Axes, kept: Mapping[str, Any] | None) -> None:
-    """Share of a token's experts that stay, by its confidence, split by what becomes of it."""
+    """Draw the share of a token's experts that stay, by confidence and by what becomes of it."""
     if kept is None:
         _absent(axes, "token that two forwards share")
         return
@@ -132,7 +132,7 @@ def _draw_persistence(axes: Axes, kept: Mapping[str, Any] | None) -> None:
 
 
 def _draw_active(axes: Axes, found: Mapping[str, Any]) -> None:
-    """Distinct experts of a forward by layer, beside one token's."""
+    """Draw the distinct experts of a forward by layer, beside one token's."""
     if found["active"] is None:
         _absent(axes, "order of forwards")
         return
@@ -147,7 +147,7 @@ def _draw_active(axes: Axes, found: Mapping[str, Any]) -> None:
 
 
 def _draw_popularity(axes: Axes, found: Mapping[str, Any]) -> None:
-    """Share of the routed tokens that the most popular experts serve; one line a layer."""
+    """Draw the share of routed tokens that the most popular experts serve; one line a layer."""
     shares = found["popularity"]["sorted_shares"]
     for place, layer in enumerate(shares):
         grey = 0.75 * (1 - place / max(1, len(shares) - 1))

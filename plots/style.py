@@ -116,7 +116,7 @@ REFERENCES = {
 
 
 def look(policy: str) -> Look:
-    """The policy's look; a paper's code has that of the paper; others get one by their name."""
+    """Return a policy's look; a paper's code has the paper's; others get one by their name."""
     plain = policy.removesuffix("_artefact")
     if plain in POLICIES:
         known = POLICIES[plain]
@@ -132,7 +132,7 @@ def look(policy: str) -> Look:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The project's settings, whatever the user's own are."""
+    """Use the project's settings, whatever the user's own are."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rc_file(Path(__file__).with_name("oled.mplstyle"), use_default_template=False)
@@ -140,12 +140,12 @@ def styled() -> Iterator[None]:
 
 
 def shape(table: pd.DataFrame) -> pd.Series[str]:
-    """Whose routing each row replays: a made-up model's by its geometry, or the bundled model's."""
+    """Name whose routing each row replays: a made-up model's geometry, or the bundled model."""
     return table["trace.geometry"].fillna(RECORDED)
 
 
 def bars(axes: Axes, policies: list[str], heights: list[float]) -> None:
-    """One bar a policy, in the order given."""
+    """Draw one bar a policy, in the order given."""
     for place, (policy, height) in enumerate(zip(policies, heights, strict=True)):
         shape = look(policy)
         axes.bar(place, height, 0.8, color=shape.color, hatch=shape.hatch, edgecolor="black")
@@ -154,7 +154,7 @@ def bars(axes: Axes, policies: list[str], heights: list[float]) -> None:
 
 
 def patches(policies: Iterable[str]) -> list[Artist]:
-    """Entries of a legend for bars."""
+    """Return entries of a legend for bars."""
     looks = [look(policy) for policy in policies]
     return [
         Patch(facecolor=one.color, hatch=one.hatch, edgecolor="black", label=one.label)
@@ -163,7 +163,7 @@ def patches(policies: Iterable[str]) -> list[Artist]:
 
 
 def references(names: Iterable[str]) -> list[Artist]:
-    """Entries of a legend for references."""
+    """Return entries of a legend for references."""
     shapes = [REFERENCES[name] for name in names]
     return [
         Line2D([], [], color=one.color, ls=one.dashes, lw=one.width, label=one.label)
@@ -178,7 +178,7 @@ def line(
     heights: Sequence[float],
     dashes: str = "solid",
 ) -> None:
-    """A policy over a number; those that are pale as bars get a grey line."""
+    """Draw a policy over a number; those that are pale as bars get a grey line."""
     shape = look(policy)
     pale = sum(mpl.colors.to_rgb(shape.color)) > PALE
     axes.plot(
@@ -195,7 +195,7 @@ def line(
 
 
 def logarithmic(axes: Axes) -> None:
-    """A logarithmic y axis with numbers that people read: 1, 2, 5, 10."""
+    """Make the y axis logarithmic, with numbers that people read: 1, 2, 5, 10."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -203,13 +203,13 @@ def logarithmic(axes: Axes) -> None:
 
 
 def reference(axes: Axes, name: str, places: Sequence[float], heights: Sequence[float]) -> None:
-    """A reference over a number."""
+    """Draw a reference over a number."""
     shape = REFERENCES[name]
     axes.plot(places, heights, color=shape.color, ls=shape.dashes, lw=shape.width, zorder=1)
 
 
 def legend(figure: Figure, policies: Iterable[str], beside: Iterable[str], columns: int) -> None:
-    """Below the panels: the policies' lines, then the references."""
+    """Put the policies' lines, then the references, below the panels."""
     handles: list[Artist] = []
     for policy in policies:
         axes = Figure().subplots()
@@ -220,7 +220,7 @@ def legend(figure: Figure, policies: Iterable[str], beside: Iterable[str], colum
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """NAME.png and NAME.pdf, the same bytes whenever the figure is the same."""
+    """Save NAME.png and NAME.pdf, the same bytes whenever the figure is the same."""
     folder.mkdir(parents=True, exist_ok=True)
     png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
     with styled():

@@ -18,7 +18,7 @@ REPLAYED = ", replayed"
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Bars in ms; lines are the references of the same trace."""
+    """Draw bars in ms; lines are the references of the same trace."""
     cached, several = (table[table["topology"].isna() == own] for own in (True, False))
     cached = _one_each(cached)
     sides = list(dict.fromkeys(cached["side"]))
@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _one_each(cached: pd.DataFrame) -> pd.DataFrame:
-    """A row a system, trace and size: live before replayed."""
+    """Draw a row a system, trace and size: live before replayed."""
     drawn = cached["system"].str.removesuffix(REPLAYED)
     cached = cached.assign(drawn=drawn, last=cached["system"] != drawn)
     cached = cached.sort_values("last", kind="stable")
@@ -57,7 +57,7 @@ def _bars(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _several(axes: Axes, rows: pd.DataFrame) -> None:
-    """Groups of bars, one a topology."""
+    """Draw groups of bars, one a topology."""
     topologies = list(dict.fromkeys(rows["topology"]))
     for place, topology in enumerate(topologies):
         own = rows[rows["topology"] == topology]

@@ -20,7 +20,7 @@ GATES = {"tpot_error": 0.02, "forward_error_p95_abs": 0.03}
 
 
 def draw(report: Mapping[str, Any]) -> Figure:
-    """The figure; configurations without an undisturbed forward are left out."""
+    """Draw the figure; configurations without an undisturbed forward are left out."""
     rows = [row for row in report["configurations"] if row["tpot_error"] is not None]
     policies = list(dict.fromkeys(row["policy"] for row in rows))
     with styled():

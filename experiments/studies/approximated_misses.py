@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 def driver(loaded: LoadedModel, prompts: Sequence[Prompt], settings: Settings) -> Live:
-    """Runs of the model with LLaDA2.0-mini's costs, by which misses are copied or computed."""
+    """Run the model with LLaDA2.0-mini's costs, by which misses are copied or computed."""
     machine = Machine(
         load_profile("rtx5090_xeon8470q"),
         load_runtime("graph_fused"),
@@ -52,7 +52,7 @@ def driver(loaded: LoadedModel, prompts: Sequence[Prompt], settings: Settings) -
 
 
 def measure(data: Path, prompts: int) -> Iterator[Row]:
-    """A row for each point and what stands in."""
+    """Measure a row for each point and what stands in."""
     loaded = load_model("tiny", "cpu")
     asked = load_prompts(data / "test.jsonl", skip=HELD_OUT, limit=prompts)
     exact = None
@@ -67,14 +67,14 @@ def measure(data: Path, prompts: int) -> Iterator[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown."""
+    """Write the rows as Markdown."""
     head = ("share", "slots", "stands in", "given up", "KL bits", "same choice")
     lines = [(*head, "bits a token more (95 %)", "same tokens"), ("---",) * 8, *map(cells, rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One line of it."""
+    """Return the cells of one line."""
     more = [row[f"bits_per_token_more{end}"] for end in ("", "_low", "_high")]
     return (
         f"{row['share']:g}",

@@ -37,16 +37,16 @@ size."""
 
 
 def synthetic(small: bool, requests: int = 16, **fields: Any) -> dict[str, Any]:
-    """A synthetic trace as base of a sweep."""
+    """Make a synthetic trace the base of a sweep."""
     chosen = {"requests": 2 if small else requests, **fields}
     return {"trace": "synthetic"} | {f"trace.{key}": value for key, value in chosen.items()}
 
 
 def for_systems(small: bool, requests: int = 4, **fields: Any) -> dict[str, Any]:
-    """With what some systems need: router scores, and next-gate predictions."""
+    """Add what some systems need: router scores, and next-gate predictions."""
     return synthetic(small, requests, scores=SCORES, horizons=3, **fields)
 
 
 def halves(slots: list[int]) -> list[int]:
-    """The same shares of the bundled model's 128 experts."""
+    """Return the same shares of the bundled model's 128 experts."""
     return [number // 2 for number in slots]

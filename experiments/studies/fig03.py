@@ -25,7 +25,7 @@ KINDS = {
 
 
 def rows(run: Run) -> pd.DataFrame:
-    """The simulator's own slices of the second forward of the first block."""
+    """Return the simulator's own slices of the second forward of the first block."""
     spec = Synthetic(requests=2, scores=common.SCORES, horizons=3)
     subject, learned = (
         PreparedTrace.of(spec.folder()),

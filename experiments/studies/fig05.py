@@ -1,5 +1,7 @@
-"""TPOT and hit rate of the prior systems against the ideal, at 40 slots a layer: mini and flash,
-and the bundled model's recording at the same share of its experts."""
+"""TPOT and hit rate of the prior systems against the ideal, at 40 slots a layer.
+
+Of mini and flash, and of the bundled model's recording at the same share of its experts.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def rows(run: Run) -> pd.DataFrame:
 
 
 def _points(machine: dict[str, str]) -> list[dict[str, object]]:
-    """A machine under both runtimes, and its ends under one."""
+    """Return a machine under both runtimes, and its ends under one."""
     name = machine["hardware"]
     return [
         {"hardware": name, "runtime": common.RUNTIMES},
@@ -62,7 +62,7 @@ def _points(machine: dict[str, str]) -> list[dict[str, object]]:
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
-    """With the shape and the workload of each row in words."""
+    """Add the shape and the workload of each row in words."""
     return table.assign(
         shape=shape(table),
         workload=table["trace.workload"].fillna("its own prompts"),
@@ -72,7 +72,7 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def speedups(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the other systems with OLED's speed-up, its interval, and the ratio of hit rates."""
+    """Add OLED's speed-up over the other systems, its interval, and the ratio of hit rates."""
     own = table.loc[table["policy"] == "oled"]
     own = own[[*PLACE, "tpot_ns", "hit_rate", "requests.decoding_ns"]]
     both = table[table["policy"] != "oled"].merge(own, on=PLACE, suffixes=("", "_oled"))
@@ -87,13 +87,13 @@ def speedups(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def usual(table: pd.DataFrame) -> pd.DataFrame:
-    """Captured graphs on the main machine of each shape, its ends included."""
+    """Keep captured graphs on the main machine of each shape, its ends included."""
     mains = [one["hardware"] for one in (common.MINI, common.FLASH)]
     return pick(table, runtime="graph_fused", machine=mains)
 
 
 def winners(table: pd.DataFrame) -> pd.DataFrame:
-    """The fastest, prior or OLED, where neither the machine's ends nor the requests disagree."""
+    """Return the fastest, prior or OLED, where machine's ends and requests agree."""
     rows_of = usual(table[table["policy"] != "oled_fill"])
     found = []
     for place, part in rows_of.groupby(KEY, sort=False):

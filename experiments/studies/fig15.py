@@ -61,7 +61,7 @@ def rows(run: Run) -> pd.DataFrame:
 
 
 def ablation(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the ablation only, with words for their layers and costs."""
+    """Keep rows of the ablation, with words for their layers and costs."""
     table = table.assign(layers=table["trace.process"].fillna(RECORDED))
     slots = table.loc[table["policy"] == "naive_lru", "slots"].unique().tolist()
     own = pick(table[table[DISPATCH].isna()], policy=common.ABLATION, slots=slots)
@@ -69,7 +69,7 @@ def ablation(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def gains(table: pd.DataFrame) -> pd.DataFrame:
-    """Mean share of TPOT saved over the capacities, by process, costs and step."""
+    """Return mean share of TPOT saved over the capacities, by process, costs and step."""
     found = []
     for (process, costs), part in ablation(table).groupby(["layers", "costs"], sort=False):
         by = part.pivot_table("tpot_ns", "slots", "policy", sort=False)
@@ -81,8 +81,10 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def retentions(table: pd.DataFrame) -> pd.DataFrame:
-    """Hit rate of every retention rule by capacity; below it, in points, the farthest from
-    Belady's and the spread among the rules."""
+    """Return the hit rate of every retention rule by capacity.
+
+    Below it stand, in points, the distance to Belady's and the spread among the rules.
+    """
     own = pick(_usual(table), policy=RETENTIONS).drop_duplicates(["layers", "policy", "slots"])
     by = own.pivot_table("hit_rate", ["layers", "policy"], "slots", sort=False)
     by = by[sorted(by, key=int)].dropna(axis=1)
@@ -99,7 +101,7 @@ def retentions(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def allocations(table: pd.DataFrame) -> pd.DataFrame:
-    """Share of TPOT that an allocation saves over uniform slots, by capacity."""
+    """Return share of TPOT that an allocation saves over uniform slots, by capacity."""
     own = pick(_usual(table), policy=ALLOCATIONS).drop_duplicates(["layers", "policy", "slots"])
     by = own.pivot_table("tpot_ns", ["layers", "policy"], "slots", sort=False)
     by = by[sorted(by, key=int)].dropna(axis=1)
@@ -112,7 +114,7 @@ def allocations(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _usual(table: pd.DataFrame) -> pd.DataFrame:
-    """The made-up layers at the first cost point."""
+    """Keep the made-up layers at the first cost point."""
     own = pick(table, cpu_kernel=COSTS[0]["cost.cpu_kernel"], runtime=COSTS[0]["runtime"])
     own = own[own[DISPATCH].isna() & own["trace.process"].notna()]
     return own.assign(layers=own["trace.process"])

@@ -44,7 +44,7 @@ def summary(table: pd.DataFrame) -> str:
 
 
 def claims(table: pd.DataFrame) -> list[Claim]:
-    """Full residency is read as the same runtime with every expert a hit."""
+    """Compare with the paper; full residency is the same runtime with every expert a hit."""
     table = table.assign(shape=shape(table))
     lines = []
     for (name, runtime), part in table.groupby(["shape", "runtime"], sort=False):

@@ -88,7 +88,7 @@ def summary(table: pd.DataFrame) -> str:
 
 
 def claims(table: pd.DataFrame) -> list[Claim]:
-    """Mostly the shape only: the paper's numbers behind the figure are not public."""
+    """Compare shapes mostly: the paper's numbers behind the figure are not public."""
     links = by_link(table).assign(shape=shape(table))
     lines = []
     for (name, slots), part in links.groupby(["shape", "slots"], sort=False):

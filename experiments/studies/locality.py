@@ -43,7 +43,7 @@ class Target:
     published: str
 
     def residual(self, value: float) -> float:
-        """How far outside of the range."""
+        """Return how far outside of the range a value is."""
         return max(self.low - value, value - self.high, 0.0)
 
 
@@ -58,7 +58,7 @@ UNION = "distinct experts a layer and forward"
 
 
 def _of_process(process: str) -> list[Target]:
-    """What both presets are to meet."""
+    """Name the targets that both presets are to meet."""
     mini = f"llada2_mini, block {{}}, {process}"
     b16, b32 = mini.format(16), mini.format(32)
     dmoe = "dMoE: {} on four tasks"
@@ -108,7 +108,7 @@ MODES = {  # nothing was fitted to these
 
 
 def rows(run: Run) -> pd.DataFrame:
-    """One row a trace; not a sweep, nothing is simulated."""
+    """Measure one row a trace; not a sweep, nothing is simulated."""
     run.out.mkdir(parents=True, exist_ok=True)
     found = [measures("tiny (recorded), block 16", load(trace_path("demo")))]
     for spec in _traces(run.small):
@@ -117,7 +117,7 @@ def rows(run: Run) -> pd.DataFrame:
 
 
 def name_of(spec: Synthetic) -> str:
-    """As the targets call a trace."""
+    """Return the name by which the targets call a trace."""
     name = f"{spec.geometry}, block {spec.block_length}, {spec.process}"
     return name if spec.decoding == "llada2" else f"{name}, {spec.decoding}"
 
@@ -142,7 +142,7 @@ def _models(**fields: Any) -> Iterator[Synthetic]:
 
 
 def measures(name: str, trace: Trace) -> dict[str, Any]:
-    """The row of one trace."""
+    """Return the row of one trace."""
     found = locality_of(trace)
     overlap, active, kept = found.overlap, found.active, found.persistence
     after = found.boundary.after_denoise if found.boundary else None
@@ -173,7 +173,7 @@ def measures(name: str, trace: Trace) -> dict[str, Any]:
 
 
 def _persistence(kept: Persistence) -> dict[str, float | None]:
-    """By what becomes of a token, and by its confidence."""
+    """Return persistence by what becomes of a token, and by its confidence."""
     by_confidence = [cell.persistence for cell in kept.by_confidence]
     return {
         **{f"kept, {transition}": share for transition, share in kept.by_transition.items()},
@@ -195,14 +195,14 @@ def _of(overlap: Overlap | None, measure: str) -> float | None:
 
 
 def _work(found: Locality) -> float | None:
-    """How often a token of the answer passes through the experts: at every forward of its block."""
+    """Return how often a token of the answer passes through the experts."""
     if found.chain == "decode":
         return 1.0
     return found.forwards_per_block.value + 1 if found.forwards_per_block else None
 
 
 def unrelated_overlap(trace: Trace) -> float | None:
-    """Control: what popularity alone lets denoising forwards of different requests share."""
+    """Measure what popularity alone lets forwards of different requests share, as a control."""
     steps = build_steps(trace)
     old = np.flatnonzero(steps.phase == Phase.DENOISE)
     new = np.random.default_rng(0).permutation(old)
@@ -227,7 +227,7 @@ def unrelated_overlap(trace: Trace) -> float | None:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """The figure of one trace: the first of those that most targets belong to."""
+    """Draw the figure of one trace: the first of those that most targets belong to."""
     row = table.loc[table["trace"] == DRAWN].iloc[0]
     return locality.draw(json.loads(row["stats"]), control=row[CONTROL])
 
@@ -266,7 +266,7 @@ def claims(table: pd.DataFrame) -> list[Claim]:
 
 
 def _claim(target: Target, values: np.ndarray) -> Claim:
-    """The mean over the made-up models in its range, or how far outside of it."""
+    """Compare the mean over the made-up models with its range."""
     residual = target.residual(float(values.mean()))
     why = [f"residual {residual:.2g}"] if residual else []
     if target.measure == OTHER_READING:
@@ -286,7 +286,7 @@ def _spread(values: np.ndarray) -> str:
 
 
 def _longer_blocks(found: Mapping[tuple[str, str], np.ndarray]) -> Iterator[Claim]:
-    """A block of 32 accepts at least as many tokens a forward as one of 16."""
+    """Compare: a block of 32 accepts at least as many tokens a forward as one of 16."""
     short, long = (("llada2_mini, block 16, even", TPF), ("llada2_mini, block 32, even", TPF))
     if short not in found or long not in found:
         return
@@ -300,7 +300,7 @@ def _longer_blocks(found: Mapping[tuple[str, str], np.ndarray]) -> Iterator[Clai
 
 
 def _modes(found: Mapping[tuple[str, str], np.ndarray]) -> Iterator[Claim]:
-    """LLaDA2.1's settings on the process of LLaDA2.0, beside its own model's figures."""
+    """Compare LLaDA2.1's settings on LLaDA2.0's process with its own model's figures."""
     for trace, published in MODES.items():
         if (trace, TPF) in found:
             values = found[trace, TPF]

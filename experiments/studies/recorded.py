@@ -1,5 +1,4 @@
-"""Recordings of the bundled model at other block lengths than the bundled traces have, and the
-problems of those traces."""
+"""Recordings of the bundled model at other block lengths; the problems of the bundled traces."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ TOKENS_PER_FORWARD = 2  # the small model is rarely above its threshold
 
 
 def recorded(block_length: int) -> str:
-    """The folder of a recording on the six bundled prompts; made where it is not there yet."""
+    """Return the folder of a recording on the six bundled prompts; make it where it is missing."""
     weights = (tiny_path() / "model.safetensors").read_bytes()
     folder = HOME / f"tiny-b{block_length}-{hashlib.sha256(weights).hexdigest()[:8]}"
     if not (folder / "trace.json").is_file():
@@ -37,7 +36,7 @@ def recorded(block_length: int) -> str:
 
 
 def problems(trace: str) -> list[Prompt]:
-    """The problems of a bundled trace, of its token ids; answers as far as they were written.
+    """Return the problems of a bundled trace by its token ids; answers as far as written.
 
     So a study has problems in GSM8K's form, and no file of them is bundled.
     """

@@ -69,7 +69,7 @@ class Listening(Model):
         return () if self.heads is None else tuple(self._said(self.heads, logits))
 
     def ahead(self, logits: Floats, distance: int) -> Floats:
-        """What a look at the layers `distance` ahead sees of their logits: [T, L - distance, E]."""
+        """Return what a look at the layers `distance` ahead sees of their logits."""
         later = logits[:, distance:]
         spread = self.process.prediction_noise * np.sqrt(distance)
         drawn = self.noise.standard_normal(later.shape, dtype=np.float32)
@@ -95,7 +95,7 @@ class Listening(Model):
 
 
 def with_heads(spec: Synthetic, folder: Path) -> Path:
-    """The trace of `spec` with predictions, written to `folder`; what was there is removed."""
+    """Write the trace of `spec` with predictions to `folder`; what was there is removed."""
     model = _listening(spec)
     model.heads = fit_heads(spec.calibration())
     model.width = spec.scores or model.experts
@@ -112,7 +112,7 @@ def with_heads(spec: Synthetic, folder: Path) -> Path:
 
 
 def fit_heads(spec: Synthetic) -> Heads:
-    """On the requests of `spec`."""
+    """Fit heads on the requests of `spec`."""
     model = _listening(spec)
     now, then, gates, before = [], [], [], None
     for number, record in enumerate(_forwards(model, spec)):
@@ -127,7 +127,7 @@ def fit_heads(spec: Synthetic) -> Heads:
 
 
 def _temporal(now: Floats, then: Floats) -> Floats:
-    """Least squares from now [n, L, E] to then, layer by layer."""
+    """Fit least squares from now [n, L, E] to then, layer by layer."""
     fitted = []
     for row in range(now.shape[1]):
         inputs = _with_one(now[:, row]).astype(np.float64)
@@ -137,13 +137,13 @@ def _temporal(now: Floats, then: Floats) -> Floats:
 
 
 def foretold(temporal: Floats, logits: Floats) -> Floats:
-    """Logits of the next forward, as the heads say: [T, L, E]."""
+    """Return logits of the next forward, as the heads say: [T, L, E]."""
     rows = [_with_one(logits[:, row]) @ head for row, head in enumerate(temporal)]
     return np.stack(rows, axis=1)
 
 
 def _sharpness(model: Listening, gates: list[tuple[Floats, ForwardRecord]], distance: int) -> float:
-    """The factor with which the softmax of scores is nearest (KL) to the shares applied.
+    """Return the factor with which the softmax of scores is nearest (KL) to the shares applied.
 
     The divergence is convex in it; where its slope is 0, the shares' mean score is the softmax's.
     """
@@ -163,12 +163,12 @@ def _sharpness(model: Listening, gates: list[tuple[Floats, ForwardRecord]], dist
 
 
 def _mean_score(sharpness: float, scores: Floats) -> float:
-    """Summed over layers and tokens, under the softmax of so many times the scores."""
+    """Sum over layers and tokens, under the softmax of so many times the scores."""
     return float((softmax(np.float32(sharpness) * scores) * scores).sum(dtype=np.float64))
 
 
 def best(values: Floats, width: int) -> Floats:
-    """Sums over the tokens of each token's `width` best: [T, L, E] to [L, E]."""
+    """Sum over the tokens each token's `width` best: [T, L, E] to [L, E]."""
     border = np.partition(values, -width, axis=-1)[..., -width, None]
     total: Floats = np.where(values >= border, values, 0.0).sum(axis=0, dtype=np.float64)
     return total
@@ -200,7 +200,7 @@ def _listening(spec: Synthetic) -> Listening:
 
 
 def _forwards(model: Model, spec: Synthetic) -> Iterator[ForwardRecord]:
-    """Those of `oled.trace.synthetic.synthetic`, of this model."""
+    """Yield the forwards of `oled.trace.synthetic.synthetic`, of this model."""
     workload, pass_id = spec.workload_of(), 0
     for request in range(workload.requests):
         rng = np.random.default_rng([spec.seed, 1, request])

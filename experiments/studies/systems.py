@@ -79,18 +79,18 @@ def rows(run: Run) -> pd.DataFrame:
 
 
 def _several(base: dict[str, Any], machines: list[str], requests: int) -> list[dict[str, Any]]:
-    """Every placement on every machine, so many requests in lockstep."""
+    """Run every placement on every machine, so many requests in lockstep."""
     batch = {"workload.batch_size": min(BATCH, requests), "policy": PARALLEL}
     return [base | batch | {"topology": name, "hardware": MACHINES[name]} for name in machines]
 
 
 def _produced(trace: Path) -> int:
-    """Tokens."""
+    """Return the tokens that were produced."""
     return int(load(trace).forwards.produced.sum())
 
 
 def _quality(live: Live, slots: list[int]) -> Iterator[dict[str, Any]]:
-    """What was measured of each changed model; of most it is the same at every cache size."""
+    """Return what was measured of each changed model; mostly the same at every cache size."""
     for number in slots:
         found = {system: altered.quality for system, altered in live.altered.items()}
         for system, quality in (found | {"spice": live.given_up[number]}).items():
@@ -134,7 +134,7 @@ def _side(trace: str) -> str:
 
 
 def _system(policy: str, trace: str) -> str:
-    """A rule runs live where the trace is its own, and is replayed where it is the policy."""
+    """Run a rule live where the trace is its own; replay it where it is the policy."""
     if policy in RULES:
         return f"{policy}, replayed"
     own = Path(trace).name.removeprefix("tiny-")
@@ -142,7 +142,7 @@ def _system(policy: str, trace: str) -> str:
 
 
 def by_cache(table: pd.DataFrame) -> dict[tuple[str, bool], Side]:
-    """Cached systems by trace and whether the cache is the larger one."""
+    """Group cached systems by trace and whether the cache is the larger one."""
     cached = table[table["topology"].isna()]
     found = {}
     for side in (RECORDED, SYNTHETIC):

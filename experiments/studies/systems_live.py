@@ -28,8 +28,10 @@ ALL_SCORES = 1 << 16  # a recorder keeps no more than there are
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is recorded: of the problems of `demo` so many are judged, of those of `calibration`
-    so many prune the paths."""
+    """How much is recorded.
+
+    So many problems of `demo` are judged, so many of `calibration` prune the paths.
+    """
 
     prompts: int = 9
     learned: int = 9

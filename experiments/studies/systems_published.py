@@ -36,11 +36,11 @@ class Side:
         return float(self.rows.loc[system, column])
 
     def over(self, system: str, base: str, column: str = "tpot_ns") -> float:
-        """`base` over `system`: how many times as fast, of times."""
+        """Return `base` over `system`: how many times as fast, of times."""
         return self.of(base, column) / self.of(system, column)
 
     def best(self) -> str:
-        """The fastest baseline."""
+        """Return the fastest baseline."""
         return str(self.rows.loc[list(BASELINES), "tpot_ns"].astype(float).idxmin())
 
 
@@ -181,7 +181,7 @@ FIGURES = [
 
 
 def claims_of(sides: dict[tuple[str, bool], Side], parallel: pd.DataFrame) -> list[Claim]:
-    """`sides` by trace and whether its cache is the larger one."""
+    """Compare `sides` by trace and whether its cache is the larger one."""
     lines = []
     for one in FIGURES:
         for (name, large), side in sides.items():

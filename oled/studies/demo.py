@@ -55,7 +55,7 @@ timeline.json.gz  one block under {policy}: opens in ui.perfetto.dev
 
 
 def demo(out: Path, *, device: str = "auto") -> str:
-    """Runs the job into `out`; returns the closing table and the paths."""
+    """Run the job into `out`; return the closing table and the paths."""
     _prepare(out)
     compiling = subprocess.Popen(
         [sys.executable, "-c", "from oled.studies import demo; demo.compile_ahead()"]
@@ -71,7 +71,7 @@ def demo(out: Path, *, device: str = "auto") -> str:
 
 
 def _prepare(out: Path) -> None:
-    """Makes room: an earlier demo is replaced, anything else is left alone."""
+    """Make room: an earlier demo is replaced, anything else is left alone."""
     readme = out / "README.txt"
     text = README.format(policy=TIMELINE_OF)
     if out.exists() and any(out.iterdir()):
@@ -83,7 +83,7 @@ def _prepare(out: Path) -> None:
 
 
 def compile_ahead() -> None:
-    """Compiles what the replay needs, in a process of its own while the model decodes."""
+    """Compile what the replay needs, in a process of its own while the model decodes."""
     from oled.sim.api import simulate
     from oled.sim.prepared import PreparedTrace
 

@@ -78,7 +78,7 @@ def reproduce(
     redraw: bool = False,
     workers: Workers = Workers(),  # noqa: B008 (frozen)
 ) -> tuple[Path, pd.DataFrame]:
-    """ROOT/NAME/{results.parquet, NAME.png, NAME.pdf, table.md}; the folder and all rows.
+    """Run a study into ROOT/NAME (results, figure, table.md); return the folder and all rows.
 
     With `redraw` nothing is simulated: figure and table are made of the rows that are there.
     """
@@ -94,7 +94,7 @@ def reproduce(
 
 
 def page(name: str, study: Study, table: pd.DataFrame, small: bool) -> str:
-    """The text of table.md."""
+    """Return the text of table.md."""
     command = f"oled reproduce {name}" + (" --small" if small else "")
     claims = pd.DataFrame([dataclasses.asdict(claim) for claim in study.claims(table)])
     claims.columns = ["what", "the paper's", "ours", "verdict", "why"]
@@ -113,7 +113,7 @@ def page(name: str, study: Study, table: pd.DataFrame, small: bool) -> str:
 
 
 def _origin(table: pd.DataFrame) -> str:
-    """Traces, machines and versions."""
+    """Name traces, machines and versions."""
     lines = []
     if "provenance.trace_hash" in table:
         pairs = table[["provenance.trace", "provenance.trace_hash"]].drop_duplicates()
@@ -130,28 +130,28 @@ def _origin(table: pd.DataFrame) -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table for people; numbers are formatted by who makes it."""
+    """Write a table for people; numbers are formatted by who makes it."""
     rows = [[str(name) for name in table.columns], ["---"] * len(table.columns)]
     rows += [[str(value) for value in row] for row in table.to_numpy()]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def judge(paper: float, ours: float, neutral: float = 0.0) -> str:
-    """The verdict on one figure; `neutral` is no effect: 0 of gains, 1 of ratios."""
+    """Judge one figure; `neutral` is no effect: 0 of gains, 1 of ratios."""
     if (ours - neutral) * (paper - neutral) <= 0:
         return NOT
     return REPRODUCED if abs(ours - paper) <= TOLERANCE * abs(paper) else DIRECTION
 
 
 def judge_range(paper: tuple[float, float], ours: tuple[float, float], neutral: float = 1.0) -> str:
-    """The verdict on a range: of its two ends, the worse one."""
+    """Judge a range: of its two ends, the worse one."""
     order = (REPRODUCED, DIRECTION, NOT)
     ends = [judge(a, b, neutral) for a, b in zip(paper, ours, strict=True)]
     return max(ends, key=order.index)
 
 
 def ratio_interval(over: str, under: str) -> tuple[float, float]:
-    """95 % over requests of a ratio of sums, in pairs; both are JSON lists, one entry a request.
+    """Return 95 % over requests of a ratio of sums, in pairs; both are JSON lists by request.
 
     1,000 resamples of whole requests, always the same; of one request the two ends are the ratio.
     """
@@ -163,7 +163,7 @@ def ratio_interval(over: str, under: str) -> tuple[float, float]:
 
 
 def pick(table: pd.DataFrame, **values: Any) -> pd.DataFrame:
-    """The rows whose columns have these values (`in` a list, where it is one)."""
+    """Pick the rows whose columns have these values (`in` a list, where it is one)."""
     for column, value in values.items():
         wanted = value if isinstance(value, list) else [value]
         table = table[table[column].isin(wanted)]
@@ -171,7 +171,7 @@ def pick(table: pd.DataFrame, **values: Any) -> pd.DataFrame:
 
 
 def wide(table: pd.DataFrame, rows: Iterable[str], across: str, value: str) -> pd.DataFrame:
-    """`value` by `rows` and `across`, both in the order in which they occur."""
+    """Spread `value` by `rows` and `across`, both in the order in which they occur."""
     keys = list(rows)
     shaped = table.pivot_table(value, keys, across, sort=False, aggfunc="first")
     return shaped[list(dict.fromkeys(table[across]))].reset_index()
@@ -182,5 +182,5 @@ def percent(value: float) -> str:
 
 
 def gain(before: pd.Series[float], after: pd.Series[float]) -> float:
-    """Mean share of TPOT that is saved, row by row."""
+    """Return mean share of TPOT that is saved, row by row."""
     return float((1 - after.to_numpy() / before.to_numpy()).mean())

@@ -88,7 +88,7 @@ def batch(steps: Steps, n: int) -> Steps:
 
 
 def lockstep(steps: Steps, n: int) -> tuple[Ints, Ints, Ints]:
-    """Group of each joined forward [G], ends of its members [G+1], and the members.
+    """Return the group of each joined forward [G], ends of its members [G+1], and the members.
 
     Members are forwards of `steps`, those of a joined one in the order of their requests.
     """
@@ -108,7 +108,7 @@ def lockstep(steps: Steps, n: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _merged_scores(steps: Steps, scores: Floats, merged: Ints, num_steps: int) -> Floats:
-    """Means over the tokens of all rows, from each row's mean: f32[S', E]."""
+    """Return means over the tokens of all rows, from each row's mean: f32[steps', E]."""
     tokens = steps.tokens[steps.forward].astype(np.float64)
     total = np.zeros((num_steps, scores.shape[1]))
     np.add.at(total, merged, scores * tokens[:, None])
@@ -117,7 +117,7 @@ def _merged_scores(steps: Steps, scores: Floats, merged: Ints, num_steps: int) -
 
 
 def _with_merged_predictions(result: Steps, steps: Steps, merged: Ints) -> Steps:
-    """Predicted weights of all rows added up by expert, most wanted first."""
+    """Add up the predicted weights of all rows by expert, most wanted first."""
     if steps.pred_offsets is None or steps.pred_expert is None or steps.pred_score is None:
         return result
     horizons = steps.horizons

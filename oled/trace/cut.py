@@ -80,7 +80,7 @@ def _manifest(stream: TraceStream, asked: dict[str, Ranges], drop: Sequence[str]
 
 
 def _some_layers(geometry: Geometry, chosen: Bools) -> Geometry:
-    """The geometry with fewer MoE layers (the others count as dense)."""
+    """Return the geometry with fewer MoE layers (the others count as dense)."""
     together = chosen.reshape(-1, geometry.expert_parts)
     if (together.any(axis=1) != together.all(axis=1)).any():
         raise TraceError(

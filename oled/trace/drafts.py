@@ -34,7 +34,7 @@ class Verifications:
     foreseen: int  # pairs of both kinds
 
     def metrics(self) -> dict[str, float | None]:
-        """Rates; None where there is nothing to divide by."""
+        """Return rates; None where there is nothing to divide by."""
         drafted = self.states - self.number
         return {
             "draft_acceptance": _ratio(self.steps - self.number, drafted),
@@ -46,7 +46,7 @@ class Verifications:
 
     @classmethod
     def of(cls, trace: Trace) -> Verifications | None:
-        """None where nothing was drafted."""
+        """Add up a trace's verifications; None where nothing was drafted."""
         phase = trace.forwards.phase
         verify = np.flatnonzero(phase == Phase.VERIFY)
         if not verify.size:
@@ -66,7 +66,7 @@ class Verifications:
 
 
 def undrafted(trace: Trace) -> Trace:
-    """What plain decoding with the same settings would have recorded.
+    """Return what plain decoding with the same settings would have recorded.
 
     Drafts are gone; each step of the model that counted is a forward of its own. The tokens that a
     verification made final are those of its last step. Predictions and scores are left out.
@@ -136,13 +136,16 @@ def undrafted(trace: Trace) -> Trace:
 
 
 def _owner(forwards: ForwardTable) -> Ints:
-    """The forward of each token [N]."""
+    """Return the forward of each token [tokens]."""
     return np.repeat(np.arange(len(forwards.phase)), np.diff(forwards.token_offsets))
 
 
 def _states(trace: Trace) -> tuple[Ints, Ints]:
-    """The state of its verification that each token belongs to [N], 0 elsewhere; and how many
-    steps of the model count in each forward [F]: none of a draft, one of any other."""
+    """Return each token's state in its verification, and the steps of each forward.
+
+    The state [tokens] is 0 outside of verifications. Of a draft no step of the model counts [F], of
+    any other forward at least one.
+    """
     forwards, tokens = trace.forwards, trace.tokens
     owner = _owner(forwards)
     verify = forwards.phase == Phase.VERIFY
@@ -159,7 +162,7 @@ def _states(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _needed(trace: Trace) -> Ints:
-    """(verification, layer, expert) of what the verifications were routed to, as sorted keys."""
+    """Return what the verifications were routed to, as sorted keys (forward, layer, expert)."""
     routing = trace.routing
     rows = np.flatnonzero(trace.forwards.phase[routing.forward] == Phase.VERIFY)
     ids = routing.expert_ids[rows].astype(np.int64)
@@ -168,7 +171,7 @@ def _needed(trace: Trace) -> Ints:
 
 
 def _predicted(trace: Trace, verify: Ints) -> Ints:
-    """The same of what the drafts before each verification have predicted."""
+    """Return the same of what the drafts before each verification have predicted."""
     table = trace.predictions
     if table is None or DRAFT not in table.names:
         return np.zeros(0, dtype=np.int64)

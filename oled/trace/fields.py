@@ -20,12 +20,12 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def brief(value: object) -> str:
-    """A value as a message may quote it: one line, and short."""
+    """Return a value as a message may quote it: one line, and short."""
     return reprlib.repr(value)
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value that a JSON text holds; its strings can be written and printed."""
+    """Return the value that a JSON text holds; its strings can be written and printed."""
     try:
         value = json.loads(text)
         if _SURROGATE.search(text):  # half a character, by itself, has no bytes
@@ -45,7 +45,7 @@ class JsonFields:
         self.where = where
 
     def get(self, key: str, kind: type[V]) -> V:
-        """The value of `key`, which must be there and of this kind."""
+        """Return the value of `key`, which must be there and of this kind."""
         if key not in self.data:
             raise TraceError(f"{self.where}: '{key}' is missing")
         value = self.data[key]
@@ -54,15 +54,15 @@ class JsonFields:
         return value
 
     def has(self, key: str) -> bool:
-        """Whether there is a value that is not null."""
+        """Return whether there is a value that is not null."""
         return self.data.get(key) is not None
 
     def optional(self, key: str, kind: type[V]) -> V | None:
-        """The value of `key`, or None where it is null or missing."""
+        """Return the value of `key`, or None where it is null or missing."""
         return None if self.data.get(key) is None else self.get(key, kind)
 
     def number(self, key: str) -> float | None:
-        """A number, or None where it is null or missing."""
+        """Return a number, or None where it is null or missing."""
         value = self.data.get(key)
         if value is None:
             return None
@@ -71,7 +71,7 @@ class JsonFields:
         return float(value)
 
     def items(self, key: str, kind: type[V]) -> tuple[V, ...]:
-        """A list whose items are all of one kind."""
+        """Return a list whose items are all of one kind."""
         values = self.get(key, list)
         for value in values:
             if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -81,7 +81,7 @@ class JsonFields:
         return tuple(values)
 
     def int_array(self, key: str) -> Ints:
-        """A list of whole numbers as an array: i64[n]."""
+        """Return a list of whole numbers as an array: i64[n]."""
         values = self.items(key, int)
         try:
             return np.array(values, dtype=np.int64)
@@ -89,7 +89,7 @@ class JsonFields:
             raise TraceError(f"{self.where}: '{key}' holds a number beyond 64 bits") from None
 
     def choice(self, key: str, kind: type[E]) -> E:
-        """A member of a string enumeration."""
+        """Return a member of a string enumeration."""
         value = self.get(key, str)
         if value not in set(kind):
             raise TraceError(f"{self.where}: '{key}' is {brief(value)}; known: {', '.join(kind)}")

@@ -26,7 +26,7 @@ BATCH_ROWS = 1 << 17
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A regular file that lies in the folder itself; links that lead out are refused."""
+    """Return a regular file that lies in the folder itself; refuse links that lead out."""
     path = folder / name
     try:
         kind = path.stat().st_mode
@@ -42,7 +42,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """The checksum of a file."""
+    """Return the checksum of a file."""
     try:
         with path.open("rb") as data:
             return hashlib.file_digest(data, "sha256").hexdigest()
@@ -75,7 +75,7 @@ def open_part(folder: Path, part: Part, top_k: int) -> pq.ParquetFile:
 def batches(
     folder: Path, part: Part, top_k: int, names: Sequence[str] | None = None
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """A part in pieces of at most `BATCH_ROWS` rows, each with the row at which it starts.
+    """Yield a part in pieces of at most `BATCH_ROWS` rows, each with the row at which it starts.
 
     Columns are those of the present schema, in its order; what an older part lacks is added.
     """
@@ -106,7 +106,7 @@ def batches(
 def row_groups(
     folder: Path, part: Part, top_k: int, names: Sequence[str] | None = None
 ) -> Iterator[tuple[Columns, int]]:
-    """`batches` as arrays."""
+    """Yield `batches` as arrays."""
     for batch, start in batches(folder, part, top_k, names):
         with _damage(folder / part.file, f"near row {start} "):
             columns = {
@@ -117,7 +117,7 @@ def row_groups(
 
 
 def to_numpy(column: pa.Array) -> Array:
-    """A column as [n] or, of fixed-size lists, [n, k]; maybe read-only. Nulls are refused."""
+    """Return a column as [n] or, of fixed-size lists, [n, k]; maybe read-only. Refuse nulls."""
     if column.null_count:
         raise pa.ArrowInvalid(f"{column.null_count} values are missing")
     if pa.types.is_fixed_size_list(column.type):
@@ -130,7 +130,7 @@ def to_numpy(column: pa.Array) -> Array:
 
 
 def expected_schema(part: Part, found: pa.Schema, top_k: int) -> pa.Schema:
-    """The columns that a part of this table must have; scores are as wide as they say."""
+    """Return the columns that a part of this table must have; scores are as wide as they say."""
     width, biased = 0, False
     if part.table == SCORES and "values" in found.names:
         kind = found.field("values").type
@@ -140,14 +140,14 @@ def expected_schema(part: Part, found: pa.Schema, top_k: int) -> pa.Schema:
 
 
 def stored_columns(part: Part, found: pa.Schema, top_k: int) -> list[str]:
-    """Names of the columns that a part of this version holds; others are not read."""
+    """Return the names of the columns that a part of this version holds; others are not read."""
     added = added_columns(part.table, part.version)
     return [name for name in expected_schema(part, found, top_k).names if name not in added]
 
 
 @contextmanager
 def _damage(path: Path, where: str) -> Iterator[None]:
-    """What Arrow says of a damaged file, in one line with its name."""
+    """Turn what Arrow says of a damaged file into one line with its name."""
     try:
         yield
     except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError, OverflowError) as error:
@@ -166,7 +166,7 @@ def _check_schema(path: Path, part: Part, found: pa.Schema, top_k: int) -> None:
 
 
 def unlisted_files(folder: Path, listed: set[str]) -> list[str]:
-    """Files of parts that were never closed, or never listed."""
+    """Return files of parts that were never closed, or never listed."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries]
     return sorted(

@@ -37,7 +37,7 @@ def aggregate(
     mass: Array,  # out f32[., 4]
     last_token: Array,  # out i32
 ) -> tuple[int, int]:
-    """Active experts of every step; returns (-1, 0), or (row, slot) of the first impossible value.
+    """Aggregate the active experts of every step; return (-1, 0), or (row, slot) of a wrong value.
 
     The slot is -1 where the row's token lies outside its forward.
     """
@@ -160,7 +160,7 @@ def next_uses(
     persistent: bool,
     result: Array,  # out i64[N]
 ) -> None:
-    """For each entry the next step of its layer that uses the expert, from the last step back."""
+    """Find each entry's next step of its layer that uses the expert, from the last step back."""
     layers, most = num_experts.shape[0], num_experts.max()
     upcoming = np.full((layers, most), NEVER, dtype=np.int64)
     current = np.full(layers, -1, dtype=np.int64)
@@ -198,7 +198,7 @@ def merge_steps(
     out_mass: Array,
     out_last: Array,
 ) -> tuple[int, int]:
-    """Union of the members' active experts, layer by layer; returns (steps, entries) written."""
+    """Merge the members' active experts, layer by layer; return (steps, entries) written."""
     most = num_experts.max()
     counts = np.zeros(most, dtype=np.int64)
     last = np.zeros(most, dtype=np.int64)
@@ -281,7 +281,7 @@ def mean_by_step(
     values: Array,  # f32[Q, m]
     result: Array,  # out f32[S, E], zeroed
 ) -> None:
-    """Mean of the values of a step's active rows; rows of a step follow each other."""
+    """Average the values of a step's active rows; rows of a step follow each other."""
     sums = np.zeros(result.shape[1], dtype=np.float64)
     rows = 0
     for q in range(step.shape[0]):

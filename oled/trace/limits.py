@@ -16,7 +16,7 @@ MAX_EXPERT_BYTES = 1 << 48
 
 
 def available_bytes() -> int | None:
-    """Memory that this process may still take, None where the system does not say."""
+    """Return the memory that this process may still take, None where the system does not say."""
     found = []
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
@@ -42,7 +42,7 @@ def require_memory(wanted: int, what: str) -> None:
 
 
 def gib(size: int) -> str:
-    """Bytes for people."""
+    """Format bytes for people."""
     return f"{size / 2**30:.3g} GiB"
 
 

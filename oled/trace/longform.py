@@ -37,7 +37,7 @@ LONG_SCHEMA = pa.schema(
 
 
 def long_batches(stream: TraceStream) -> Iterator[pa.RecordBatch]:
-    """The long view of a whole trace, a window at a time."""
+    """Yield the long view of a whole trace, a window at a time."""
     cursor = stream.cursor(ROUTING)
     for _, end in stream.windows():
         rows = cursor.take(end)
@@ -46,7 +46,7 @@ def long_batches(stream: TraceStream) -> Iterator[pa.RecordBatch]:
 
 
 def token_rows(stream: TraceStream, rows: Columns) -> Ints:
-    """The place of each routing row's token in the token table: i64[R]."""
+    """Return the place of each routing row's token in the token table: i64[R]."""
     forward = rows["forward"]
     if (rows["token"] >= stream.forwards["tokens"][forward]).any():
         raise TraceError(f"{stream.folder}: a row names an unknown token; run `oled check` on it")
@@ -54,7 +54,7 @@ def token_rows(stream: TraceStream, rows: Columns) -> Ints:
 
 
 def _active_entries(stream: TraceStream, rows: Columns) -> tuple[Ints, Ints, Ints]:
-    """Row, slot and dense layer of each entry that loads an expert: no pads, no zero experts."""
+    """Return row, slot and dense layer of entries that load an expert: no pads or zero experts."""
     geometry = stream.manifest.geometry
     layers = np.array(geometry.moe_layers)
     place = np.minimum(np.searchsorted(layers, rows["layer"]), len(layers) - 1)
@@ -67,7 +67,7 @@ def _active_entries(stream: TraceStream, rows: Columns) -> tuple[Ints, Ints, Int
 
 
 def active_windows(stream: TraceStream) -> Iterator[tuple[Columns, Ints]]:
-    """Entries that load an expert, a window of whole forwards at a time, in the table's order.
+    """Yield entries that load an expert, a window of whole forwards at a time, in order.
 
     Yields the columns forward, expert (i64) and weight, and the dense layer of each: [n].
     """
@@ -87,14 +87,14 @@ def active_windows(stream: TraceStream) -> Iterator[tuple[Columns, Ints]]:
 
 
 def distinct(keys: Ints) -> Ints:
-    """Each key once, ascending. By sorting: `np.unique` hashes, which is slow for such keys."""
+    """Return each key once, ascending, by sorting: `np.unique` hashes, which is slow here."""
     ordered = np.sort(keys)
     new = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
     return np.asarray(ordered[new])
 
 
 def columns_of(table: pa.Table) -> Columns:
-    """Arrow rows as arrays."""
+    """Return Arrow rows as arrays."""
     (batch,) = table.combine_chunks().to_batches()
     return {name: to_numpy(batch[name]) for name in batch.schema.names}
 
@@ -126,11 +126,11 @@ def _long(stream: TraceStream, table: pa.Table) -> pa.RecordBatch:
 
 
 def _known(values: Array, known: Bools) -> pa.Array:
-    """Null where a value is not known."""
+    """Return an array with nulls where a value is not known."""
     return pa.array(values, mask=~known)
 
 
 def _words(kind: type[IntEnum], codes: NDArray[np.uint8]) -> pa.Array:
-    """Names of an enumeration, in small letters."""
+    """Return names of an enumeration, in small letters."""
     names = pa.array([member.name.lower() for member in kind])
     return names.take(pa.array(codes))

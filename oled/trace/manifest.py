@@ -44,7 +44,7 @@ class Gap:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """The phase by its name in small letters."""
+        """Return JSON types, the phase by its name in small letters."""
         return {**asdict(self), "phase": self.phase.name.lower()}
 
     @classmethod
@@ -83,7 +83,7 @@ class Part:
             raise TraceError(f"manifest: part {brief(self.file)} has {self.rows} rows")
 
     def to_json(self) -> dict[str, Any]:
-        """Without the version."""
+        """Return JSON types, without the version."""
         return {
             "table": self.table,
             "file": self.file,
@@ -161,7 +161,7 @@ class Manifest:
                 return None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, in the order in which a person wants to read them."""
+        """Return plain JSON types, in the order in which a person wants to read them."""
         return {
             "schema_version": SCHEMA_VERSION,
             "status": self.status.value,
@@ -214,7 +214,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a trace folder."""
+    """Return the manifest of a trace folder."""
     file = folder / MANIFEST
     try:
         if not file.is_file():
@@ -241,5 +241,5 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The text of `trace.json`."""
+    """Return the text of `trace.json`."""
     return json.dumps(manifest.to_json(), indent=1, ensure_ascii=False) + "\n"

@@ -34,7 +34,7 @@ MEMORY = Path("(memory)")
 
 
 def trace_of_records(manifest: Manifest, records: Iterable[ForwardRecord]) -> Trace:
-    """A trace in memory; nothing is written, and nothing is checked but shapes."""
+    """Make a trace in memory; nothing is written, and nothing is checked but shapes."""
     tables = record_tables(0, list(records), manifest.geometry.top_k)
     said = tables.pop(PREDICTIONS, None)
     digest = hashlib.sha256(json.dumps(manifest.geometry.to_json(), sort_keys=True).encode())
@@ -50,7 +50,7 @@ def trace_of_records(manifest: Manifest, records: Iterable[ForwardRecord]) -> Tr
 
 
 def select_requests(trace: Trace, requests: Sequence[int]) -> Trace:
-    """The trace of some requests only; forwards are numbered anew, in the same order."""
+    """Return the trace of some requests only; forwards are numbered anew, in the same order."""
     unknown = sorted(set(requests) - set(trace.requests))
     if unknown or not requests:
         raise TraceError(
@@ -98,7 +98,7 @@ def _renumbered(
 
 
 def _take(table: Any, rows: Bools, but: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Chosen rows of a table's columns; a missing optional column stays None."""
+    """Take chosen rows of a table's columns; a missing optional column stays None."""
     columns = {field.name: getattr(table, field.name) for field in fields(table)}
     return {
         name: None if column is None else column[rows]

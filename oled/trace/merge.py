@@ -108,7 +108,7 @@ def _manifest(streams: Sequence[TraceStream]) -> Manifest:
 
 
 def _prompts(streams: Sequence[TraceStream]) -> tuple[dict[str, Any], ...]:
-    """Of each request under its new number; empty where a source says nothing."""
+    """Return the prompt of each request under its new number; empty where a source says nothing."""
     if not any(stream.manifest.prompts for stream in streams):
         return ()
     found: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ def _prompts(streams: Sequence[TraceStream]) -> tuple[dict[str, Any], ...]:
 
 
 def _gaps(manifests: Sequence[Manifest]) -> tuple[Gap, ...]:
-    """Gaps that all declare alike, and the others as rows that may be there or not."""
+    """Return gaps that all declare alike, and the others as rows that may be there or not."""
     declared: dict[tuple[int, int], list[Gap]] = {}
     for about in manifests:
         for gap in about.gaps:

@@ -39,7 +39,7 @@ _COLUMNS: tuple[Mapping[str, Mapping[str, Fill]], ...] = (
 
 
 def migrate_manifest(data: dict[str, Any], version: int, where: str) -> dict[str, Any]:
-    """The JSON object of a manifest as the present version writes it."""
+    """Return the JSON object of a manifest as the present version writes it."""
     if not 0 <= version <= SCHEMA_VERSION:
         raise TraceError(
             f"{where}: schema version {version}, this oled reads 0 to {SCHEMA_VERSION}; use the "
@@ -51,7 +51,7 @@ def migrate_manifest(data: dict[str, Any], version: int, where: str) -> dict[str
 
 
 def added_columns(table: str, version: int) -> dict[str, Fill]:
-    """Columns that parts of this version lack, and how to fill them, oldest first."""
+    """Return columns that parts of this version lack, and how to fill them, oldest first."""
     found: dict[str, Fill] = {}
     for step in _COLUMNS[version:]:
         found.update(step.get(table, {}))

@@ -33,19 +33,19 @@ class Options:
 
     @classmethod
     def parse(cls, words: Iterable[str], known: Iterable[str], what: str) -> Self:
-        """From `key=value` words."""
+        """Read `key=value` words."""
         return cls(split_words(words), known, what)
 
     def has(self, key: str) -> bool:
-        """Whether it was given."""
+        """Return whether an option was given."""
         return key in self._given
 
     def text(self, key: str) -> str | None:
-        """The value as it was written."""
+        """Return the value as it was written."""
         return self._given.get(key)
 
     def integer(self, key: str) -> int | None:
-        """A whole number that is not negative."""
+        """Read a whole number that is not negative."""
         text = self.text(key)
         if text is None:
             return None
@@ -54,7 +54,7 @@ class Options:
         return int(text)
 
     def number(self, key: str) -> float | None:
-        """A positive number."""
+        """Read a positive number."""
         text = self.text(key)
         if text is None:
             return None
@@ -67,12 +67,12 @@ class Options:
         return value
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """Whole numbers and ranges, as `1-19` or `0,2,4-7`; in the order given."""
+        """Read whole numbers and ranges, as `1-19` or `0,2,4-7`; in the order given."""
         text = self.text(key)
         return None if text is None else Ranges.parse(text, key).numbers(key)
 
     def size(self, key: str) -> int | None:
-        """Bytes, as `6291456` or `6MiB`."""
+        """Read bytes, as `6291456` or `6MiB`."""
         text = self.text(key)
         if text is None:
             return None
@@ -82,7 +82,7 @@ class Options:
         return round(float(match[1]) * _UNITS[match[2].lower()])
 
     def flag(self, key: str, default: bool) -> bool:
-        """true or false."""
+        """Read true or false."""
         text = self.text(key)
         if text is None:
             return default
@@ -91,7 +91,7 @@ class Options:
         return _WORDS[text.lower()]
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
-        """One of a few words."""
+        """Read one of a few words."""
         text = self._given.get(key, default)
         if text not in set(known):
             raise OptionError(f"{key}={brief(text)}: {nearest(text, known)}")
@@ -99,7 +99,7 @@ class Options:
 
 
 def split_words(words: Iterable[str]) -> dict[str, str]:
-    """`key=value` words as a mapping."""
+    """Read `key=value` words as a mapping."""
     found = {}
     for word in words:
         key, equals, value = word.partition("=")

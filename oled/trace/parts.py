@@ -37,7 +37,7 @@ class PartFolder:
         self._claim()
 
     def write(self, tables: Mapping[str, pa.Table]) -> None:
-        """A row group of each table, all of the same forwards."""
+        """Write a row group of each table, all of the same forwards."""
         self._refuse_after_failure()
         with self._or_abandon():
             for table, data in tables.items():
@@ -102,7 +102,7 @@ class PartFolder:
 
     @contextlib.contextmanager
     def _or_abandon(self) -> Iterator[None]:
-        """Where writing fails, the open part goes: its tables may not agree any more."""
+        """Give up the open part where writing fails: its tables may not agree any more."""
         try:
             with writing(self.path, KEPT):
                 yield
@@ -119,7 +119,7 @@ class PartFolder:
 
 @contextlib.contextmanager
 def writing(path: Path, note: str = "") -> Iterator[None]:
-    """What the system says against writing, in one line: no room, no permission, no such disk."""
+    """Turn what the system says against writing into one line, as no room or no permission."""
     try:
         yield
     except OSError as error:
@@ -153,7 +153,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _write_or_remove(file: TextIO, text: str) -> None:
-    """The file's whole text, or no file: an empty one would lock the folder for ever."""
+    """Write the file's whole text, or remove it: an empty file would lock the folder for ever."""
     try:
         file.write(text)
         file.flush()

@@ -35,18 +35,18 @@ class Ranges:
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Self:
-        """From a list of numbers."""
+        """Make ranges of a list of numbers."""
         return cls(tuple((number, number) for number in numbers))
 
     def numbers(self, what: str) -> tuple[int, ...]:
-        """All of them, one by one."""
+        """Return all numbers, one by one."""
         count = sum(last - first + 1 for first, last in self.pairs)
         if count > MAX_NUMBERS:
             raise TraceError(f"{what}={self}: {count} numbers are too many")
         return tuple(n for first, last in self.pairs for n in range(first, last + 1))
 
     def among(self, known: Array, what: str) -> Bools:
-        """Which of these are meant: bool like `known`. What meets none of them is refused."""
+        """Return which numbers are meant: bool like `known`. Refuse a range that meets none."""
         chosen = np.zeros(len(known), dtype=bool)
         for first, last in self.pairs:
             hit = (known >= first) & (known <= last)

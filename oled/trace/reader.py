@@ -59,7 +59,7 @@ def load(path: str | Path, *, allow_partial: bool = False, verify: bool = False)
 
 
 def open_manifest(folder: Path, *, allow_partial: bool = False) -> Manifest:
-    """The manifest of a trace that can be read: whole unless allowed, with all required tables."""
+    """Read the manifest of a trace that has all tables and is whole, unless partial is allowed."""
     manifest = read_manifest(folder)
     if manifest.status is Status.PARTIAL and not allow_partial:
         raise TraceError(partial_message(folder, manifest))
@@ -71,7 +71,7 @@ def open_manifest(folder: Path, *, allow_partial: bool = False) -> Manifest:
 
 
 def validate(folder: Path, columns: Mapping[str, Columns]) -> None:
-    """What array code relies on, for it would not notice; the rest is for `check`."""
+    """Refuse what array code relies on and would not notice; the rest is for `check`."""
     forwards, tokens, scores = columns[FORWARDS], columns[TOKENS], columns.get(SCORES)
     count, total = len(forwards["forward"]), int(forwards["tokens"].sum(dtype=np.int64))
     if len(tokens["position"]) != total:
@@ -102,7 +102,7 @@ def assemble(
     columns: Mapping[str, Columns],
     predictions: PredictionTable | None,
 ) -> Trace:
-    """A trace from the columns of its tables."""
+    """Make a trace from the columns of its tables."""
     forwards, tokens = columns[FORWARDS], columns[TOKENS]
     scores: dict[str, Any] | None = dict(columns[SCORES]) if SCORES in columns else None
     return Trace(
@@ -121,7 +121,7 @@ def assemble(
 
 
 def offsets_of(counts: Array) -> Ints:
-    """Where each of n ranges of these lengths begins, and the end: [n+1]."""
+    """Return where each of n ranges of these lengths begins, and the end: [n+1]."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
@@ -134,7 +134,7 @@ def ranges_of(begins: Ints, lengths: Ints) -> Ints:
 
 
 def trace_hash(manifest: Manifest) -> str:
-    """What results name a trace by: sha256 of the geometry and the parts' checksums."""
+    """Return the name in results: sha256 of the geometry and the parts' checksums."""
     digest = hashlib.sha256(json.dumps(manifest.geometry.to_json(), sort_keys=True).encode())
     for part in manifest.parts:
         digest.update(f"{part.table} {part.sha256}\n".encode())
@@ -142,7 +142,7 @@ def trace_hash(manifest: Manifest) -> str:
 
 
 def partial_message(folder: Path, manifest: Manifest) -> str:
-    """What a partial trace still holds, what is lost, and what to do."""
+    """Say what a partial trace still holds, what is lost, and what to do."""
     kept = [part for part in manifest.parts if part.table == FORWARDS]
     forwards = sum(part.rows for part in kept)
     lost = unlisted_files(folder, {part.file for part in manifest.parts})
@@ -157,7 +157,7 @@ def partial_message(folder: Path, manifest: Manifest) -> str:
 
 
 def some(names: Sequence[str], limit: int = 5) -> str:
-    """The first few of a list, and how many more there are."""
+    """Name the first few of a list, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
@@ -165,7 +165,7 @@ def some(names: Sequence[str], limit: int = 5) -> str:
 def read_columns(
     folder: Path, manifest: Manifest, table: str, names: Sequence[str] | None = None
 ) -> Columns:
-    """Columns of all parts of a table without lists of varying length, each filled in place."""
+    """Read a table's columns from all parts, without lists of varying length, filled in place."""
     parts = [part for part in manifest.parts if part.table == table]
     total = sum(part.rows for part in parts)
     columns: Columns = {}
@@ -209,7 +209,7 @@ def _read_predictions(folder: Path, manifest: Manifest, forwards: int) -> Predic
 
 
 def prediction_table(data: pa.Table) -> PredictionTable:
-    """Rows of predictions, their lists in CSR form."""
+    """Return rows of predictions, their lists in CSR form."""
     data = data.combine_chunks()
     experts, scores = data.column("expert_ids").chunk(0), data.column("scores").chunk(0)
     offsets, scored = (lists.offsets.to_numpy().astype(np.int64) for lists in (experts, scores))

@@ -30,7 +30,7 @@ class Copy:
 
 
 def copy_forwards(copies: Sequence[Copy], folder: PartFolder) -> int:
-    """Write the forwards of each copy in turn; how many routing rows that were."""
+    """Write the forwards of each copy in turn; return how many routing rows that were."""
     first = rows = pending = 0
     for copy in copies:
         stream = copy.stream
@@ -55,7 +55,7 @@ def copy_forwards(copies: Sequence[Copy], folder: PartFolder) -> int:
 
 
 def _forward_tables(copy: Copy, new: Array, begin: int, end: int) -> dict[str, pa.Table]:
-    """The forwards and tokens of a window; nothing where none is kept."""
+    """Return the forwards and tokens of a window; nothing where none is kept."""
     kept = np.flatnonzero(copy.kept[begin:end]) + begin
     if not len(kept):
         return {}
@@ -78,7 +78,7 @@ def _forward_tables(copy: Copy, new: Array, begin: int, end: int) -> dict[str, p
 
 
 def _chosen(copy: Copy, new: Array, data: pa.Table) -> pa.Table:
-    """Rows of kept forwards and layers, renumbered."""
+    """Choose rows of kept forwards and layers, and renumber them."""
     forward = data.column("forward").to_numpy()
     keep = copy.kept[forward]
     for name in ("layer", "target"):

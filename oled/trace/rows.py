@@ -17,7 +17,7 @@ Columns = dict[str, Array]
 
 
 def record_tables(first: int, records: Sequence[ForwardRecord], top_k: int) -> dict[str, pa.Table]:
-    """The rows of consecutive records, the first of which is forward `first`; no empty tables."""
+    """Return the rows of consecutive records, the first being forward `first`; no empty tables."""
     numbered = list(enumerate(records, first))
     tables = {
         FORWARDS: table_of(arrow_schema(FORWARDS, top_k), _forward_columns(numbered)),
@@ -130,7 +130,7 @@ def _join(rows: Sequence[Columns]) -> Columns:
 
 
 def table_of(schema: pa.Schema, columns: Columns) -> pa.Table:
-    """An Arrow table of arrays, cast to the schema; what does not fit is refused."""
+    """Make an Arrow table of arrays, cast to the schema; refuse what does not fit."""
     return pa.table([_array(field, columns[field.name]) for field in schema], schema=schema)
 
 
@@ -143,7 +143,7 @@ def _array(field: pa.Field, column: Array) -> pa.Array:
 
 
 def _cast(name: str, column: Array, dtype: np.dtype[Any]) -> Array:
-    """A cast that refuses to wrap integers around."""
+    """Cast, but refuse to wrap integers around."""
     if dtype.kind in "iu" and column.dtype != dtype and column.size:
         limits = np.iinfo(dtype)
         low, high = int(column.min()), int(column.max())

@@ -132,11 +132,11 @@ class Geometry:
         return self.num_layers - len(self.moe_layers)
 
     def dense_index(self) -> dict[int, int]:
-        """From an absolute layer id to its place 0..L-1 among the MoE layers."""
+        """Map absolute layer ids to places 0..L-1 among the MoE layers."""
         return {layer: index for index, layer in enumerate(self.moe_layers)}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; `Geometry.from_json` reads them back."""
+        """Return plain JSON types; `Geometry.from_json` reads them back."""
         fields = {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in asdict(self).items()
@@ -271,7 +271,7 @@ class ForwardRecord:
 
 
 def as_expert_ids(ids: Array) -> ExpertIds:
-    """Ids as they are stored; -1 becomes NO_EXPERT. Other negative or too large ids are refused."""
+    """Return ids as they are stored: -1 becomes NO_EXPERT, other ids out of range are refused."""
     if ids.dtype == np.uint16:
         return ids
     if ids.dtype.kind not in "iu":

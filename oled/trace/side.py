@@ -25,14 +25,14 @@ class StepIndex:
         self.num_steps = len(keys)
 
     def find(self, source: Ints, layer: Ints) -> Ints:
-        """Step numbers, -1 where there is no such step."""
+        """Return step numbers, -1 where there is no such step."""
         keys = source * self._num_layers + layer
         place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[place] == keys, self._order[place], -1)
 
 
 def mean_scores(trace: Trace, table: ScoreTable, layers: Ints, index: StepIndex) -> Floats:
-    """Router scores before the bias, averaged over a step's tokens without PAD: f32[S, E].
+    """Average router scores before the bias over a step's tokens without PAD: f32[steps, E].
 
     `layers` are the table's layers as places among the MoE layers. Scores that were not kept (top
     m of E) count as 0.
@@ -64,7 +64,7 @@ def predictions_by_step(
     index: StepIndex,
     predictor: str | None,
 ) -> tuple[Ints, ExpertIds, Floats, int]:
-    """What one predictor said, as CSR over rows s*H + h-1: (offsets, experts, scores, H).
+    """Return what one predictor said, as CSR over rows s*H + h-1: (offsets, experts, scores, H).
 
     `said` and `about` are the table's two layers as places among the MoE layers; one that does not
     lie ahead is meant in the next forward, h layers on. Predictions made in a declared gap, where

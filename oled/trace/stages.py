@@ -43,7 +43,7 @@ class Cues:
 
 
 def boundaries(tokens: Ints, cues: Cues) -> Bools:
-    """bool[N]: the tokens i64[N] that begin a stage, the first one always.
+    """Return the tokens that begin a stage, the first one always: bool like the ids i64[tokens].
 
     A stage begins with the token that completes a cue, unless the running one is too short.
     """
@@ -62,7 +62,7 @@ def boundaries(tokens: Ints, cues: Cues) -> Bools:
 
 
 def mark_stages(trace: Trace, cues: Cues) -> Trace:
-    """The trace with its decode forwards numbered by stage, from 0 in each request."""
+    """Return the trace with its decode forwards numbered by stage, from 0 in each request."""
     block = trace.forwards.block.copy()
     if (block >= 0).any():
         raise TraceError(f"{trace.path}: it numbers blocks already; cues are for traces without")
@@ -79,7 +79,7 @@ def mark_stages(trace: Trace, cues: Cues) -> Trace:
 def learn_cues(
     trace: Trace, *, window: int = 16, least: int = 3, most: int = 16, shortest: int = 16
 ) -> Cues:
-    """The tokens after which the experts change most (ours; the published list is not known).
+    """Learn the tokens after which the experts change most (ours; the published list is not known).
 
     The change at a decoded token is 1 - cosine of the counts of (layer, expert) in the `window`
     tokens before and in those from it on. Cues are the tokens with at least `least` occurrences
@@ -106,7 +106,7 @@ def learn_cues(
 
 
 def read_cues(file: str | Path) -> Cues:
-    """Cues from YAML: `cues` (lists of token ids), or `phrases` and the `tokenizer.json` to use."""
+    """Read cues from YAML: `cues` (lists of token ids), or `phrases` and a `tokenizer.json`."""
     path = Path(file)
     try:
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -131,7 +131,7 @@ def _lists_of_ids(data: Any, path: Path) -> list[tuple[int, ...]]:
 
 
 def _encoded(data: dict[str, Any], path: Path) -> Iterator[tuple[int, ...]]:
-    """Phrases as token ids, at the beginning of a text and behind a space."""
+    """Yield phrases as token ids, at the beginning of a text and behind a space."""
     phrases, name = data.get("phrases", []), data.get("tokenizer")
     if not phrases:
         return
@@ -151,7 +151,7 @@ def _encoded(data: dict[str, Any], path: Path) -> Iterator[tuple[int, ...]]:
 
 
 def _texts(trace: Trace) -> Iterator[tuple[Ints, Ints]]:
-    """Of each request its decode forwards [N] and the tokens [N] that they read."""
+    """Yield each request's decode forwards [n] and the tokens [n] that they read."""
     forwards = trace.forwards
     decode = forwards.phase == Phase.DECODE
     if (forwards.tokens[decode] != 1).any() or not decode.any():
@@ -165,7 +165,7 @@ def _texts(trace: Trace) -> Iterator[tuple[Ints, Ints]]:
 
 
 def _usage(trace: Trace, forwards: Ints) -> NDArray[np.int32]:
-    """Counts of (layer, expert) of each of a request's decode forwards: i32[N, layers * E]."""
+    """Count (layer, expert) of each of a request's decode forwards: i32[n, layers * E]."""
     geometry, routing = trace.geometry, trace.routing
     widest = max(geometry.experts_per_layer)
     place = np.full(trace.num_forwards, -1)
@@ -182,7 +182,7 @@ def _usage(trace: Trace, forwards: Ints) -> NDArray[np.int32]:
 
 
 def _changes(usage: NDArray[np.int32], window: int) -> Floats:
-    """1 - cosine of the windows before and from each of the tokens window..N-window: f32[M]."""
+    """Return 1 - cosine of the windows before and from each token window..n-window: f32[m]."""
     sums = np.concatenate([np.zeros_like(usage[:1]), np.cumsum(usage, axis=0, dtype=np.int32)])
     inside = (sums[window:] - sums[:-window]).astype(np.float32)  # [N - window + 1, .]
     before, after = inside[:-window], inside[window:]

@@ -76,7 +76,7 @@ class Steps:
 
 
 def build_steps(trace: Trace, *, predictor: str | None = None) -> Steps:
-    """One pass over the raw routing; `predictor` chooses among those recorded (the first one)."""
+    """Aggregate the raw routing once; `predictor` chooses among those recorded (the first one)."""
     from oled.trace import kernels  # here, so that reading a trace needs no numba
 
     forwards, tokens, routing, geometry = (
@@ -147,7 +147,7 @@ def build_steps(trace: Trace, *, predictor: str | None = None) -> Steps:
 
 
 def next_use(steps: Steps, persistent: bool) -> Ints:
-    """For each entry the next step of the same layer that uses the expert, else NEVER: i64[N].
+    """Return for each entry the next step of its layer that uses the expert, else NEVER: i64.
 
     Within the request, or in the whole trace if `persistent`.
     """
@@ -178,7 +178,7 @@ def _with_side_tables(trace: Trace, steps: Steps, predictor: str | None) -> Step
 
 
 def with_predictions(trace: Trace, steps: Steps, predictor: str | None) -> Steps:
-    """The steps of `trace` with what one predictor said (None: the first one recorded)."""
+    """Return the steps of `trace` with what one predictor said (None: the first one recorded)."""
     if trace.predictions is None:
         raise TraceError(f"{trace.path}: no predictions by '{predictor}', nor by any other")
     index = StepIndex(steps.source[steps.forward], steps.layer, len(steps.num_experts))
@@ -193,7 +193,7 @@ def with_predictions(trace: Trace, steps: Steps, predictor: str | None) -> Steps
 
 
 def coming_scores(steps: Steps) -> Floats:
-    """What was predicted at each step of its layer in the next forward: f32[S, E].
+    """Return what was predicted at each step of its layer in the next forward: f32[steps, E].
 
     Means over the forward's tokens, as `Steps.scores`; zeros where nothing was said.
     """
@@ -233,7 +233,7 @@ def _ints(column: Array) -> Ints:
 
 
 def rows_of_steps(trace: Trace, order: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Rows of each step, its forward (sorted by request) and dense layer, and `step_offsets`."""
+    """Return each step's rows, forward (sorted by request) and dense layer, and `step_offsets`."""
     routing = trace.routing
     forward, layer = routing.forward, routing.layer
     if len(forward) and int(forward.max()) >= len(order):
@@ -264,7 +264,7 @@ def rows_of_steps(trace: Trace, order: Ints) -> tuple[Ints, Ints, Ints, Ints, In
 
 
 def dense_layers(trace: Trace, layers: ExpertIds) -> Ints:
-    """Absolute layer ids as places among the MoE layers."""
+    """Return absolute layer ids as places among the MoE layers."""
     known = np.array(trace.geometry.moe_layers, dtype=np.int64)
     place = np.minimum(np.searchsorted(known, layers), len(known) - 1).astype(np.int64)
     wrong = np.flatnonzero(known[place] != layers)

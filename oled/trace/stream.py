@@ -49,11 +49,11 @@ class TraceStream:
         return len(self.forwards["forward"])
 
     def has(self, table: str) -> bool:
-        """Whether there are rows of this table."""
+        """Return whether there are rows of this table."""
         return any(part.table == table and part.rows for part in self.manifest.parts)
 
     def windows(self, rows: int = WINDOW_ROWS) -> Iterator[tuple[int, int]]:
-        """Ranges of forwards with about so many routing rows (one forward at least)."""
+        """Yield ranges of forwards with about so many routing rows (one forward at least)."""
         layers = len(self.manifest.geometry.moe_layers)
         begin = 0
         while begin < self.num_forwards:
@@ -64,7 +64,7 @@ class TraceStream:
             begin = end
 
     def cursor(self, table: str) -> Cursor:
-        """Rows of a table, forward after forward."""
+        """Return a reader of a table's rows, forward after forward."""
         return Cursor(self, table)
 
 
@@ -79,7 +79,7 @@ class Cursor:
         self._ended = False
 
     def take(self, end: int) -> pa.Table | None:
-        """The rows of all forwards below `end` that were not taken yet; None where there are none.
+        """Return the rows of forwards below `end` that were not taken yet; None for no rows.
 
         Reads on until a row of a later forward turns up.
         """
@@ -100,7 +100,7 @@ class Cursor:
         return pa.Table.from_batches(taken) if taken else None
 
     def _read(self) -> Iterator[pa.RecordBatch]:
-        """The table's batches; rows that do not ascend by known forwards are refused."""
+        """Yield the table's batches; refuse rows that do not ascend by known forwards."""
         stream, previous = self._stream, 0
         for part in stream.manifest.parts:
             if part.table != self._table:

@@ -146,17 +146,17 @@ ROW_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
 
 
 def fixed_list(values: pa.DataType, size: int) -> pa.DataType:
-    """`fixed_size_list<values>[size]` without nulls."""
+    """Return `fixed_size_list<values>[size]` without nulls."""
     return pa.list_(pa.field("element", values, nullable=False), size)
 
 
 def varied_list(values: pa.DataType) -> pa.DataType:
-    """`list<values>` without nulls."""
+    """Return `list<values>` without nulls."""
     return pa.list_(pa.field("element", values, nullable=False))
 
 
 def arrow_schema(table: str, top_k: int, *, width: int = 0, biased: bool = False) -> pa.Schema:
-    """The columns of a table; `width` is m and `biased` says whether there are biased scores."""
+    """Return the columns of a table; `width` is m, `biased` tells of biased scores."""
     columns: tuple[tuple[str, pa.DataType], ...]
     match table:
         case "routing":

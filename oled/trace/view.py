@@ -143,7 +143,7 @@ TABLES: dict[str, TableInfo] = {
 def reader(
     path: str | Path, table: str = LONG, *, allow_partial: bool = False
 ) -> pa.RecordBatchReader:
-    """A table as a stream of Arrow batches, which DuckDB and Polars read too; it is read once."""
+    """Read a table as a stream of Arrow batches, as DuckDB and Polars do too; it is read once."""
     if table == LONG:
         stream = TraceStream.open(path, allow_partial=allow_partial)
         return pa.RecordBatchReader.from_batches(LONG_SCHEMA, long_batches(stream))
@@ -156,7 +156,7 @@ def reader(
 
 
 def view(path: str | Path, table: str = LONG, *, allow_partial: bool = False) -> pd.DataFrame:
-    """A table as a data frame with Arrow types (nulls stay null, lists stay lists)."""
+    """Read a table as a data frame with Arrow types (nulls stay null, lists stay lists)."""
     data = reader(path, table, allow_partial=allow_partial).read_all()
     frame: pd.DataFrame = data.to_pandas(types_mapper=pd.ArrowDtype)
     return frame
@@ -165,7 +165,7 @@ def view(path: str | Path, table: str = LONG, *, allow_partial: bool = False) ->
 def head(
     path: str | Path, rows: int, table: str = LONG, *, allow_partial: bool = False
 ) -> pa.Table:
-    """The first rows of a table; no more is read than they need."""
+    """Return the first rows of a table; no more is read than they need."""
     found = reader(path, table, allow_partial=allow_partial)
     taken, left = [], rows
     while left > 0 and (batch := next(iter(found), None)) is not None:
@@ -175,7 +175,7 @@ def head(
 
 
 def dataset(path: str | Path, table: str = ROUTING, *, allow_partial: bool = False) -> ds.Dataset:
-    """One of the trace's own tables as an Arrow dataset over its files, for filters and scans."""
+    """Open one of the trace's tables as an Arrow dataset over its files, for filters and scans."""
     if table == LONG:
         raise TraceError("the long view is no file; read it with `reader`, or export it as parquet")
     folder, manifest = _opened(path, table, allow_partial)
@@ -184,7 +184,7 @@ def dataset(path: str | Path, table: str = ROUTING, *, allow_partial: bool = Fal
 
 
 def describe(path: str | Path, table: str, *, allow_partial: bool = False) -> dict[str, Any]:
-    """A table's columns with types and meanings, and the same example in SQL and in pandas."""
+    """Describe a table's columns, and show the same example in SQL and in pandas."""
     about = TABLES[table]
     schema = reader(path, table, allow_partial=allow_partial).schema
     columns = [
@@ -209,7 +209,7 @@ def _type_name(kind: pa.DataType) -> str:
 
 
 def present(path: str | Path, *, allow_partial: bool = False) -> list[str]:
-    """Tables that a trace has, `long` first."""
+    """Name the tables that a trace has, `long` first."""
     manifest = open_manifest(Path(path), allow_partial=allow_partial)
     stored = {part.table for part in manifest.parts}
     return [LONG, *(table for table in TABLES if table in stored)]

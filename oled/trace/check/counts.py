@@ -27,7 +27,7 @@ class Expected:
     pad: Bools  # [N]
 
     def places(self, rows: RowGroup, layers: Ints) -> tuple[Ints, Bools]:
-        """Dense layers of rows, and whether forward, layer and token are all known."""
+        """Return dense layers of rows, and whether forward, layer and token are all known."""
         place = np.minimum(np.searchsorted(layers, rows.layer), len(layers) - 1)
         known = layers[place] == rows.layer
         inside = rows.forward < len(self.tokens)
@@ -63,7 +63,7 @@ class RowCounts:
         self._given_up = False
 
     def begin(self, file: str, forward: int) -> None:
-        """A part starts with this forward."""
+        """Begin a part with this forward."""
         self._starts.append((forward, file))
 
     def give_up(self) -> None:
@@ -71,7 +71,7 @@ class RowCounts:
         self._given_up = True
 
     def add(self, forward: Ints, place: Ints, token: Ints) -> None:
-        """The next rows: known forwards, dense layers and tokens, in ascending order."""
+        """Count the next rows: known forwards, dense layers and tokens, in ascending order."""
         if self._given_up or not len(forward):
             return
         real = ~self._expected.pad[self._expected.token_offsets[forward] + token]
@@ -83,7 +83,7 @@ class RowCounts:
             self._window(begin, end, (forward[rows], place[rows], real[rows], is_last[rows]))
 
     def finish(self) -> None:
-        """All rows have been seen."""
+        """Judge what is left, once all rows have been seen."""
         if self._given_up:
             return
         count = len(self._expected.tokens)
@@ -108,7 +108,7 @@ class RowCounts:
         self._open, self._seen, self._last_seen = end - 1, seen[-1], last[-1]
 
     def _judge(self, begin: int, seen: Ints, last_seen: Bools) -> None:
-        """Complete forwards from `begin` on: seen [n, L]."""
+        """Judge complete forwards from `begin` on: seen [n, L]."""
         expected, layers = self._expected, self._manifest.geometry.moe_layers
         here = slice(begin, begin + len(seen))
         real = self._real[here]
@@ -138,11 +138,11 @@ class RowCounts:
             self._found.breaches["rows_per_layer"] += len(wrong) - self._found.limit
 
     def _file_of(self, forward: int) -> str:
-        """The part that holds a forward, or should."""
+        """Return the part that holds a forward, or should."""
         index = bisect.bisect_right([first for first, _ in self._starts], forward) - 1
         return self._starts[max(index, 0)][1] if self._starts else ROUTING
 
 
 def count_between(flags: Bools, offsets: Ints) -> Ints:
-    """How many flags are set in each range offsets[i]:offsets[i+1]."""
+    """Count the flags that are set in each range offsets[i]:offsets[i+1]."""
     return np.diff(offsets_of(flags)[offsets])

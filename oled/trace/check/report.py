@@ -130,12 +130,12 @@ class Report:
         return not self.breaches
 
     def to_json(self) -> dict[str, Any]:
-        """For `oled check --json`."""
+        """Return what `oled check --json` prints."""
         findings = [{**asdict(finding), "advice": finding.advice} for finding in self.findings]
         return {**asdict(self), "ok": self.ok, "findings": findings, "notes": list(self.notes)}
 
     def lines(self) -> list[str]:
-        """For people: the findings, then one line of summary."""
+        """Return the findings, then one line of summary, for people."""
         lines = [str(finding) for finding in self.findings]
         for rule, count in self.breaches.items():
             shown = sum(finding.rule == rule for finding in self.findings)
@@ -164,14 +164,14 @@ class Collector:
     breaches: dict[str, int] = field(default_factory=dict)
 
     def add(self, finding: Finding, times: int = 1) -> None:
-        """One finding, which may stand for several breaches."""
+        """Add one finding, which may stand for several breaches."""
         before = self.breaches.get(finding.rule, 0)
         self.breaches[finding.rule] = before + times
         if sum(known.rule == finding.rule for known in self.findings) < self.limit:
             self.findings.append(finding)
 
     def add_rows(self, rule: str, wrong: Bools, locate: Locate, say: Say) -> None:
-        """A finding for each wrong row; the places and words are made for the first few only."""
+        """Add a finding for each wrong row; places and words are made for the first few only."""
         rows = np.flatnonzero(wrong)
         for index in rows[: self.limit]:
             file, row = locate(int(index))
@@ -199,7 +199,7 @@ class RowGroup:
         text: Callable[[int], str],
         value: Callable[[int], object],
     ) -> None:
-        """A finding for each wrong row."""
+        """Report a finding for each wrong row."""
 
         def say(i: int) -> tuple[str, int, str]:
             token = "" if self.token is None else f", token {self.token[i]}"

@@ -99,7 +99,7 @@ class RoutingCheck:
         )
 
     def _check_weights(self, rows: RowGroup, ids: ExpertIds, weights: Any, drafted: Bools) -> None:
-        """Finite weights, and their sum; a draft executes a part of what it was routed to."""
+        """Check weights and their sum; a draft executes a part of what it was routed to."""
         used = ids != NO_EXPERT
         wrong = used & ~(np.isfinite(weights) & (weights >= 0))
         rows.report(

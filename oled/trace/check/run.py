@@ -32,7 +32,7 @@ from oled.trace.tables import (
 
 
 def check(path: str | Path) -> Report:
-    """Every rule of `report.RULES` on a trace folder; never raises for what is wrong with it."""
+    """Check every rule of `report.RULES` on a trace folder; a wrong trace raises nothing."""
     folder = Path(path)
     found = Collector()
     try:
@@ -66,7 +66,7 @@ def _notes(folder: Path, manifest: Manifest) -> tuple[str, ...]:
 
 
 def _check_files(folder: Path, manifest: Manifest, found: Collector) -> bool:
-    """Whether every part can be read on."""
+    """Return whether every part can be read on."""
     readable = True
     for part in manifest.parts:
         try:

@@ -21,7 +21,7 @@ RULE = "side_tables"
 def check_scores(
     folder: Path, manifest: Manifest, part: Part, expected: Expected, found: Collector
 ) -> None:
-    """Known places, ids in range, finite values."""
+    """Check for known places, ids in range and finite values."""
     for columns, start in row_groups(folder, part, manifest.geometry.top_k):
         rows = RowGroup(
             found,
@@ -65,7 +65,7 @@ def _check_finite(rows: RowGroup, ids: ExpertIds, values: Floats) -> None:
 def check_predictions(
     folder: Path, manifest: Manifest, part: Part, expected: Expected, found: Collector
 ) -> None:
-    """Known places and targets, as many scores as ids, ids in range, finite scores."""
+    """Check places, targets, numbers of ids and scores, ranges, and finite scores."""
     for batch, start in batches(folder, part, manifest.geometry.top_k):
         _check_prediction_rows(pa.table(batch), start, part, manifest, expected, found)
 

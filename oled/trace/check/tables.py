@@ -17,7 +17,7 @@ from oled.types import Array, Bools, ExpertIds, Ints
 
 
 def locator(parts: Sequence[Part]) -> Locate:
-    """From a row of a whole table to its file and the row in it."""
+    """Return a function from a row of a whole table to its file and the row in it."""
     starts = [0]
     for part in parts:
         starts.append(starts[-1] + part.rows)
@@ -30,7 +30,7 @@ def locator(parts: Sequence[Part]) -> Locate:
 
 
 def check_forwards(columns: Columns, manifest: Manifest, locate: Locate, found: Collector) -> None:
-    """Numbering, known values, order, and produced against accepted tokens."""
+    """Check numbering, known values, order, and produced against accepted tokens."""
     signed = {name: values.astype(np.int64) for name, values in columns.items()}
 
     def report(rule: str, wrong: Bools, name: str, text: str) -> None:
@@ -59,7 +59,7 @@ def check_forwards(columns: Columns, manifest: Manifest, locate: Locate, found: 
     same = np.diff(here["request"]) == 0
 
     def after(wrong: Bools) -> Bools:
-        """Flags of forwards, from flags of (predecessor, forward) pairs of one request."""
+        """Return flags of forwards, from flags of (predecessor, forward) pairs of one request."""
         flags = np.zeros(len(rows), dtype=bool)
         flags[order[1:]] = same & wrong
         return flags
@@ -88,7 +88,7 @@ def check_forwards(columns: Columns, manifest: Manifest, locate: Locate, found: 
 
 
 def _overproduced(here: Columns, order: Ints) -> Bools:
-    """Forwards after which a request has produced more tokens than it accepted."""
+    """Return forwards after which a request has produced more tokens than it accepted."""
     surplus = np.cumsum(here["produced"] - here["accepted"])
     starts = np.flatnonzero(np.append(True, np.diff(here["request"]) != 0))
     before = np.append(0, surplus)[starts]
@@ -106,7 +106,7 @@ def check_tokens(
     locate: Locate,
     found: Collector,
 ) -> None:
-    """Numbering, known values, positions, accepted flags and confidences."""
+    """Check numbering, known values, positions, accepted flags and confidences."""
     counts = np.diff(offsets)
     forward = np.repeat(np.arange(len(counts)), counts)  # as it should be
     token = np.arange(len(forward)) - np.repeat(offsets[:-1], counts)
@@ -156,7 +156,7 @@ def _check_accepted(
     locate: Locate,
     found: Collector,
 ) -> None:
-    """The flags of a forward's tokens add up to its count; reported at its first token."""
+    """Check that a forward's flags add up to its count; a breach is reported at its first token."""
     sums = count_between(flags == 1, offsets)
 
     def say(forward: int) -> tuple[str, None, str]:

@@ -30,7 +30,7 @@ Accesses = Array  # of RECORD
 
 
 def to_oracle_general(stream: TraceStream, path: Path, options: Options) -> None:
-    """Requests are written as they come; the `next` of an earlier one is filled in later."""
+    """Write requests as they come; the `next` of an earlier one is filled in later."""
     latest: dict[int, int] = {}  # number of an object's last request
     total = 0
     with path.open("wb") as file:
@@ -62,7 +62,7 @@ def _fill_in(path: Path, latest: dict[int, int], objects: Array, numbers: Ints) 
 
 
 def to_libcachesim_csv(stream: TraceStream, path: Path, options: Options) -> None:
-    """time,obj_id,obj_size with a header line."""
+    """Write time,obj_id,obj_size with a header line."""
     names = {"time": "time", "obj_id": "object", "obj_size": "size"}
     schema = pa.schema([("time", pa.uint32()), ("obj_id", pa.uint64()), ("obj_size", pa.uint32())])
     bare = pa.csv.WriteOptions(include_header=False)

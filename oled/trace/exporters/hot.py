@@ -18,7 +18,7 @@ from oled.trace.stream import TraceStream
 
 
 def to_hot_experts(stream: TraceStream, path: Path, options: Options) -> None:
-    """Count, then write one object a layer."""
+    """Return count, then write one object a layer."""
     top = options.integer("top")
     counts = _count(stream)
     about = stream.manifest
@@ -52,7 +52,7 @@ def _layer(counts: Any, top: int | None, weights: bool) -> list[dict[str, Any]]:
 
 
 def _count(stream: TraceStream) -> Any:
-    """Tokens, forwards and weight of each expert: f64[L, 3, E]; pads do not count."""
+    """Count tokens, forwards and weight of each expert: f64[L, 3, E]; pads do not count."""
     geometry = stream.manifest.geometry
     layers, widest = len(geometry.moe_layers), max(geometry.experts_per_layer)
     size = layers * widest

@@ -16,7 +16,7 @@ FLOATS = {"confidence": "BYTE_STREAM_SPLIT", "weight": "BYTE_STREAM_SPLIT"}
 
 
 def to_parquet(stream: TraceStream, path: Path, options: Options) -> None:
-    """One row group a window."""
+    """Write one row group a window."""
     plain = [name for name in LONG_SCHEMA.names if name not in FLOATS]
     with pq.ParquetWriter(
         path, LONG_SCHEMA, compression="zstd", use_dictionary=plain, column_encoding=FLOATS
@@ -26,7 +26,7 @@ def to_parquet(stream: TraceStream, path: Path, options: Options) -> None:
 
 
 def to_csv(stream: TraceStream, path: Path, options: Options) -> None:
-    """A header, then a line a row; what is unknown is empty."""
+    """Write a header, then a line a row; what is unknown is empty."""
     with pa.csv.CSVWriter(path, LONG_SCHEMA) as writer:
         for batch in long_batches(stream):
             writer.write_batch(batch)

@@ -54,7 +54,7 @@ _DTYPES = {
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings about what a file holds: it is refused, or it is harmless."""
+    """Silence warnings about what a file holds: it is refused, or it is harmless."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -62,7 +62,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def damage(path: Path, kind: str) -> Iterator[None]:
-    """What a reader says of a damaged file, in one line with its name."""
+    """Turn what a reader says of a damaged file into one line with its name."""
     try:
         with quiet():
             yield
@@ -74,13 +74,13 @@ def damage(path: Path, kind: str) -> Iterator[None]:
 
 
 def read_npy(path: Path) -> Array:
-    """One array, mapped rather than read; pickled objects are refused."""
+    """Read one array, mapped rather than copied; pickled objects are refused."""
     with damage(path, "NPY"):
         return np.asarray(np.load(path, allow_pickle=False, mmap_mode="r"))
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """Its arrays by name, in the order of the file; pickled objects are refused."""
+    """Read arrays by name, in the order of the file; pickled objects are refused."""
     with damage(path, "NPZ"):
         with zipfile.ZipFile(path) as archive:
             require_memory(sum(info.file_size for info in archive.infolist()), str(path))
@@ -98,7 +98,7 @@ def _array(value: Any) -> Array:
 
 
 def read_safetensors(path: Path) -> dict[str, Array]:
-    """Its tensors by name, mapped rather than read; bfloat16 becomes float32."""
+    """Read tensors by name, mapped rather than copied; bfloat16 becomes float32."""
     with damage(path, "safetensors"):
         size = path.stat().st_size
         with path.open("rb") as file:

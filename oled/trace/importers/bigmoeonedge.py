@@ -44,7 +44,7 @@ MAX_STEP = 1 << 31
 
 
 def read(path: Path, options: Options) -> Source:
-    """The conversation as request 0."""
+    """Read the conversation as request 0."""
     header, table, first_line = _parse(path)
     _validate(path, header, table, first_line)
     # by turn, phase, then decoded token (a prefill is one forward)
@@ -83,7 +83,7 @@ class _Header:
 
 
 def _parse(path: Path) -> tuple[_Header, Doubles, int]:
-    """Header, rows, and the line number of the first row."""
+    """Return header, rows, and the line number of the first row."""
     with damage(path, "text"):
         lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or lines[0].strip() != "# route_trace v1":
@@ -131,7 +131,7 @@ def _header(path: Path, comments: list[str]) -> _Header:
 
 
 def _validate(path: Path, header: _Header, table: Doubles, first_line: int) -> None:
-    """Whole numbers in range, and no cell named twice."""
+    """Refuse numbers that are not whole or out of range, and a cell named twice."""
     shape = header.geometry
     for column, name, limit in (
         (TURN, "turn", MAX_STEP),
@@ -198,7 +198,7 @@ class _Cube:
 
 
 def _gaps(header: _Header, cubes: list[_Cube]) -> Iterator[Gap]:
-    """Layers without rows for some prompt tokens."""
+    """Yield layers without rows for some prompt tokens."""
     prefills = [cube.present for cube in cubes if cube.phase is Phase.PREFILL]
     for layer in header.geometry.moe_layers:
         if all(present[layer].all() for present in prefills):

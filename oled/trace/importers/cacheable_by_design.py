@@ -39,7 +39,7 @@ EXPERT_BYTES = 6_000_000
 
 
 def read(path: Path, options: Options) -> Source:
-    """The whole text as request 0."""
+    """Read the whole text as request 0."""
     experts, meta = _arrays(path)
     fields = JsonFields(meta, f"{path}: meta")
     layers = fields.get("n_moe_layers", int)

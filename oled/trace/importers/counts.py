@@ -9,12 +9,12 @@ from oled.types import Bools, Ints
 
 
 def tokens_of_counts(counts: Ints, top_k: int) -> Ints:
-    """The fewest tokens of a layer that counts [L, E] allow: their sum over k, or the largest."""
+    """Return the fewest tokens of a layer for counts [L, E]: their sum over k, or the largest."""
     return np.asarray(np.maximum(-(-counts.sum(axis=1) // top_k), counts.max(axis=1)))
 
 
 def rows_of_counts(counts: Ints, top_k: int) -> tuple[NDArray[np.int32], Bools]:
-    """Ids [L, T, k], -1 where unused, and which (layer, token) cells have a row.
+    """Return ids [L, T, k], -1 where unused, and which (layer, token) cells have a row.
 
     Each expert's tokens are dealt to one token after the other, so that none gets an expert twice.
     Which experts a token has together is made up; the counts are not.

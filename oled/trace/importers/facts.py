@@ -36,7 +36,7 @@ class Facts:
 
     @classmethod
     def of(cls, options: Options) -> Self:
-        """The catalogue's numbers, under those that were given."""
+        """Join the catalogue's numbers with those that were given, which come first."""
         name = options.text("model")
         known: dict[str, Any] = {}
         if name is not None:
@@ -64,7 +64,7 @@ class Facts:
         return cls(**known, model=name)
 
     def layer_ids(self, count: int) -> tuple[int, ...]:
-        """Absolute ids of a recording's layer axis: all layers of the model, or its MoE layers."""
+        """Return absolute ids of a recording's layer axis: all layers, or the MoE layers."""
         if self.moe_layers is not None and len(self.moe_layers) == count:
             return self.moe_layers
         if self.num_layers is None and self.moe_layers is None:
@@ -77,7 +77,7 @@ class Facts:
         )
 
     def require_top_k(self, found: int | None = None) -> int:
-        """Experts a token, from the recording or as given."""
+        """Return the experts a token, from the recording or as given."""
         return int(_agreed("top_k", "experts a token", self.top_k, found))
 
     def geometry(
@@ -88,7 +88,7 @@ class Facts:
         experts: int | None = None,
         num_layers: int | None = None,
     ) -> Geometry:
-        """The shape, once the recording has shown its layers and, maybe, its experts."""
+        """Return the shape, once the recording has shown its layers and, maybe, its experts."""
         if self.moe_layers is not None and self.moe_layers != moe_layers:
             raise TraceError(
                 f"moe_layers: layers {_brief(self.moe_layers)} were named, the recording has "
@@ -116,7 +116,7 @@ class Facts:
         )
 
     def _counts(self, found: int | None, layers: int) -> tuple[int, ...]:
-        """Experts of each MoE layer."""
+        """Return experts of each MoE layer."""
         if self.experts is None or len(self.experts) == 1:
             given = None if self.experts is None else self.experts[0]
             return (int(_agreed("experts", "experts of a layer", given, found)),) * layers
@@ -125,7 +125,7 @@ class Facts:
     def manifest(
         self, geometry: Geometry, about: dict[str, Any], lacks: tuple[str, ...], **more: Any
     ) -> Manifest:
-        """Of a source without confidences, and without weights unless `more` says otherwise."""
+        """Describe a source without confidences, nor weights unless `more` says otherwise."""
         fields: dict[str, Any] = {
             "weight_kind": WeightKind.NONE,
             "confidence_kind": ConfidenceKind.NONE,

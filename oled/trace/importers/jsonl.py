@@ -49,7 +49,7 @@ class _Rows:
 
 
 def read(path: Path, options: Options) -> Source:
-    """All tokens as request 0."""
+    """Read all tokens as request 0."""
     facts = Facts.of(options)
     rows = _sorted(path, _read(path))
     layers = np.unique(rows.layer)
@@ -161,7 +161,7 @@ def _small(line: JsonFields, key: str, limit: int) -> int:
 
 
 def _sorted(path: Path, rows: _Rows) -> _Rows:
-    """By token, then by layer; no cell twice."""
+    """Sort by token, then by layer; refuse a cell that is there twice."""
     order = np.lexsort((rows.layer, rows.token))
     layer, token = rows.layer[order], rows.token[order]
     twice = (layer[1:] == layer[:-1]) & (token[1:] == token[:-1])
@@ -176,7 +176,7 @@ def _sorted(path: Path, rows: _Rows) -> _Rows:
 
 
 def _weight_kind(path: Path, options: Options, rows: _Rows) -> tuple[WeightKind, float | None]:
-    """As named; by default what the sums show."""
+    """Return the kind that was named; by default what the sums show."""
     asked = options.text("weights") or "auto"
     if asked == WeightKind.NONE or (asked == "auto" and rows.weights is None):
         return WeightKind.NONE, None

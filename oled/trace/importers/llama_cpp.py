@@ -49,7 +49,7 @@ class _Pass:
 
 
 def read(path: Path, options: Options) -> Source:
-    """All passes as request 0."""
+    """Read all passes as request 0."""
     facts = Facts.of(options)
     top_k = facts.require_top_k()
     layers: set[int] = set()
@@ -150,7 +150,7 @@ def _pass(path: Path, row: int, layers: Ints, experts: Ints, top_k: int) -> _Pas
 
 
 def _rows(path: Path) -> Iterator[tuple[Ints, Ints]]:
-    """Layers and experts, a block at a time."""
+    """Yield layers and experts, a block at a time."""
     with damage(path, "layer,expert lines"):
         with path.open(encoding="utf-8") as file:
             header = file.readline(256).strip().replace('"', "").replace(" ", "") == HEADER

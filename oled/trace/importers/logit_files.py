@@ -31,7 +31,7 @@ class LogitFile:
 
 
 def read_logits(path: Path) -> LogitFile:
-    """A list of layers, or arrays by name."""
+    """Read a list of layers, or arrays by name."""
     match path.suffix:
         case ".npz":
             data: Any = read_npz(path)

@@ -27,7 +27,7 @@ class Routing:
 
     @classmethod
     def of(cls, options: Options, top_k: int) -> Self:
-        """As the options say."""
+        """Read the routing from the options."""
         return cls(
             top_k,
             options.choice("scoring", SCORINGS, "softmax"),
@@ -48,7 +48,7 @@ class Routing:
         return WeightKind.SCALED_SUM, self.scale
 
     def scores(self, logits: Array, where: str) -> Doubles:
-        """Scores of all experts [T, E]; refuses what is not finite or not what was said."""
+        """Return scores of all experts [T, E]; refuse what is not finite or not what was said."""
         with np.errstate(all="ignore"):  # what is not finite is refused next
             values = logits.astype(np.float64)
         if not np.isfinite(values).all():
@@ -67,11 +67,11 @@ class Routing:
         return softmax(values)
 
     def best(self, scores: Doubles, count: int) -> Ints:
-        """The experts with the best scores, best first; ties by id: i64[T, count]."""
+        """Return the experts with the best scores, best first; ties by id: i64[T, count]."""
         return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
     def weights(self, logits: Array, scores: Doubles, ids: Ints) -> Doubles:
-        """Weights of the chosen experts [T, k]."""
+        """Return weights of the chosen experts [T, k]."""
         if self.scoring == "selected" and not self.softmaxed:
             return softmax(np.take_along_axis(logits.astype(np.float64), ids, axis=1))
         chosen = np.take_along_axis(scores, ids, axis=1)
@@ -81,6 +81,6 @@ class Routing:
 
 
 def softmax(values: Doubles) -> Doubles:
-    """Over the last axis."""
+    """Return the softmax over the last axis."""
     raised = np.exp(values - values.max(axis=-1, keepdims=True))
     return np.asarray(raised / raised.sum(axis=-1, keepdims=True))

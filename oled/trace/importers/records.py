@@ -27,7 +27,7 @@ def plain_record(
     row_tokens: tuple[Array, ...] | None = None,
     scores: RouterScores | None = None,
 ) -> ForwardRecord:
-    """A record of ids [Lr, T, k]; whatever is not given is unknown.
+    """Make a record of ids [Lr, T, k]; whatever is not given is unknown.
 
     Accepted are, unless given, the tokens of decoding (each chose the next one).
     """
@@ -59,13 +59,13 @@ def plain_record(
 
 
 def chunks(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """A range of tokens in pieces that one forward can hold."""
+    """Yield a range of tokens in pieces that one forward can hold."""
     for at in range(begin, end, MAX_TOKENS):
         yield at, min(at + MAX_TOKENS, end)
 
 
 def row_tokens(present: Bools) -> tuple[Array, ...] | None:
-    """Of each layer the tokens that have rows, from bool[Lr, T]; None where all have."""
+    """Return each layer's tokens that have rows, from bool[Lr, T]; None where all have."""
     if present.all():
         return None
     return tuple(np.flatnonzero(row) for row in present)

@@ -19,14 +19,14 @@ from oled.types import Array
 
 
 def arrays_of(path: Path) -> dict[str, Array] | None:
-    """Arrays of an NPY (named by its stem) or NPZ file; None where it is neither."""
+    """Read arrays of an NPY (named by its stem) or NPZ file; None where it is neither."""
     if path.suffix == ".npy":
         return {path.stem: read_npy(path)}
     return read_npz(path) if path.suffix == ".npz" else None
 
 
 def objects_of(path: Path) -> Iterator[JsonFields]:
-    """The JSON objects of a file, each with its place for messages."""
+    """Yield the JSON objects of a file, each with its place for messages."""
     with damage(path, "text"):
         text = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
@@ -43,12 +43,12 @@ def objects_of(path: Path) -> Iterator[JsonFields]:
 
 
 def plain_routes(arrays: dict[str, Array]) -> list[Routes]:
-    """Each array is a request of its own."""
+    """Make each array a request of its own."""
     return [Routes(name, ids) for name, ids in arrays.items()]
 
 
 def from_base64(text: str, where: str) -> bytes:
-    """The bytes that such a text stands for."""
+    """Return the bytes that such a text stands for."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -56,7 +56,7 @@ def from_base64(text: str, where: str) -> bytes:
 
 
 def decoded_array(value: Any, where: str) -> Array:
-    """Ids as nested lists, as a base64 NPY file, or as {data, dtype, shape} with base64 data."""
+    """Read ids as nested lists, a base64 NPY file, or {data, dtype, shape} with base64 data."""
     with damage(Path(where), "an array of ids"):
         ids = _decoded(value, where)
         if ids.dtype.kind not in "iu" and ids.size:
@@ -80,5 +80,5 @@ def _decoded(value: Any, where: str) -> Array:
 
 
 def integers(fields: JsonFields, key: str) -> tuple[int, ...] | None:
-    """A list of whole numbers, None where it is null or missing."""
+    """Return a list of whole numbers, None where it is null or missing."""
     return None if fields.data.get(key) is None else fields.items(key, int)

@@ -46,7 +46,7 @@ class Routes:
 
 
 def source_of(name: str, path: Path, requests: Sequence[Routes], options: Options) -> Source:
-    """A source of such requests, one after the other."""
+    """Make a source of such requests, one after the other."""
     if not requests:
         raise TraceError(f"{path}: holds no routed experts")
     facts = Facts.of(options)
@@ -98,7 +98,7 @@ def _validated(path: Path, routes: Routes) -> Ids:
 
 
 def _without_unused_slots(path: Path, found: list[Ids], facts: Facts) -> list[Ids]:
-    """Columns that are never used go: engines have wider buffers than some models need."""
+    """Drop columns that are never used: engines have wider buffers than some models need."""
     width = found[0].shape[2]
     used = np.array([any((ids[..., slot] > 0).any() for ids in found) for slot in range(width)])
     marked = np.array([all((ids[..., slot] < 0).all() for ids in found) for slot in range(width)])
@@ -111,7 +111,7 @@ def _without_unused_slots(path: Path, found: list[Ids], facts: Facts) -> list[Id
 
 
 def _written(ids: Ids) -> Bools:
-    """Which (token, layer) rows are real, for they name expert 0 at most once."""
+    """Return which (token, layer) rows are real, for they name expert 0 at most once."""
     return np.asarray((ids > 0).any(axis=2) | ((ids == 0).sum(axis=2) == 1))
 
 
@@ -122,7 +122,7 @@ def _moe_layers(
     found: Sequence[Ids],
     facts: Facts,
 ) -> Bools:
-    """Which places of the layer axis have experts: as named, else as the rows show."""
+    """Return which places of the layer axis have experts: as named, else as the rows show."""
     seen = np.array([cube.any(axis=0) for cube in written]).any(axis=0)
     if facts.moe_layers is not None:
         named = np.isin(layers, facts.moe_layers)
@@ -153,7 +153,7 @@ def _refuse_half_rows(
     present: Sequence[Bools],
     layers: Ints,
 ) -> None:
-    """A row with an expert twice was written in part only."""
+    """Refuse a row with an expert twice: it was written in part only."""
     for routes, cube, there in zip(requests, ids, present, strict=True):
         ordered = np.sort(cube, axis=2)
         twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any(axis=2)
@@ -178,7 +178,7 @@ class _Plan:
 
     @classmethod
     def of(cls, routes: Routes, ids: Ids, present: Bools, prompt: int | None) -> _Plan:
-        """Without the tokens that no layer has rows for."""
+        """Plan a request without the tokens that no layer has rows for."""
         kept = np.flatnonzero(present.any(axis=1))
         prompt = routes.prompt if routes.prompt is not None else prompt
         tokens = None
@@ -188,7 +188,7 @@ class _Plan:
         return cls(ids[kept], present[kept], kept + routes.context, first, tokens)
 
     def forwards(self) -> Iterator[tuple[Phase, int, int]]:
-        """Phase and range of tokens of each."""
+        """Yield phase and range of tokens of each forward."""
         prompt = self.prompt or 0
         for begin, end in chunks(0, prompt):
             yield Phase.PREFILL, begin, end

@@ -76,7 +76,7 @@ def _last(file: LogitFile, array: Array, shape: tuple[int, int]) -> Array:
 
 
 def read(path: Path, options: Options) -> Source:
-    """Rows of the batch as requests; forwards of several tokens are prefill."""
+    """Read rows of the batch as requests; forwards of several tokens are prefill."""
     files = source_files(path, SUFFIXES)
     first = read_logits(files[0])
     facts = Facts.of(options)
@@ -164,7 +164,7 @@ def _records(
 def _route(
     file: LogitFile, routing: Routing, kept: int
 ) -> tuple[Array, Array, RouterScores | None]:
-    """Ids and weights [L, N, k] of all tokens, and their best scores."""
+    """Return ids and weights [L, tokens, k] of all tokens, and their best scores."""
     ids, weights, best, values = [], [], [], []
     for place, logits in sorted(file.layers.items()):
         scores = routing.scores(logits, f"{file.path}: layer {place}")

@@ -28,7 +28,7 @@ LACKS = (
 
 
 def logical_counts(counts: Array, experts: Array | None) -> Ints:
-    """Counts [layers, E] from counts of physical experts: replicas of an expert are added."""
+    """Return counts [layers, E] from those of physical experts: replicas are added."""
     if experts is None:
         return counts.astype(np.int64)
     if experts.shape != counts.shape or int(experts.min()) < 0 or int(experts.max()) > MAX_TOKENS:
@@ -44,7 +44,7 @@ def logical_counts(counts: Array, experts: Array | None) -> Ints:
 def count_source(
     counts: Sequence[Array], facts: Facts, about: dict[str, Any], *, ordered: bool
 ) -> Source:
-    """Passes of counts [layers, E] as forwards of made-up tokens with the same counts."""
+    """Make forwards of made-up tokens with the same counts from passes of counts [layers, E]."""
     top_k = facts.require_top_k()
     kept = [one for one in counts if one.any()]
     if not kept:

@@ -58,7 +58,7 @@ class _Record:
     experts: Array | None  # logical ids of physical ones [layers, physical]
 
     def content(self) -> bytes:
-        """Equal for copies: the data, and the tokens where there are any."""
+        """Return a digest that is equal for copies: of the data, and of tokens, if any."""
         digest = hashlib.sha256(self.data.tobytes())
         for key in ("input_ids", "positions"):
             digest.update(repr(self.fields.data.get(key)).encode())
@@ -66,7 +66,7 @@ class _Record:
 
 
 def read(path: Path, options: Options) -> Source:
-    """By the mode that the dump was made in."""
+    """Read a dump by the mode that it was made in."""
     if options.flag("requests", False):
         raise TraceError(
             f"{path}: rows can not be tied to requests: the recorder leaves request ids out; "
@@ -103,7 +103,7 @@ def _holds(pack: JsonFields, key: str) -> bool:
 
 
 def _passes(packs: Sequence[JsonFields], key: str) -> list[list[_Record]]:
-    """Records by pass, ascending, each pass by rank."""
+    """Return records by pass, ascending, each pass by rank."""
     found: dict[int, dict[int, _Record]] = {}
     for pack in packs:
         experts = _array(pack, MAP, 2) if pack.has(MAP) else None
@@ -121,7 +121,7 @@ def _passes(packs: Sequence[JsonFields], key: str) -> list[list[_Record]]:
 
 
 def _own_shares(ranks: list[_Record], dp_size: int | None) -> list[_Record]:
-    """One record of each group of copies."""
+    """Keep one record of each group of copies."""
     if dp_size is None:
         return list({one.content(): one for one in reversed(ranks)}.values())[::-1]
     if not dp_size or len(ranks) % dp_size:
@@ -138,7 +138,7 @@ def _own_shares(ranks: list[_Record], dp_size: int | None) -> list[_Record]:
 
 
 def _added(counts: list[Ints]) -> Ints:
-    """The counts of all ranks; their maps may name different last experts."""
+    """Add the counts of all ranks; their maps may name different last experts."""
     widest = max(one.shape[1] for one in counts)
     padded = [np.pad(one, ((0, 0), (0, widest - one.shape[1]))) for one in counts]
     return np.asarray(np.sum(padded, axis=0))
@@ -158,7 +158,7 @@ def _tokens(record: _Record) -> RankTokens:
 
 
 def _stat_counts(packs: Sequence[JsonFields], tp_size: int | None) -> list[Array]:
-    """Counts [layers, E] of the passes that the ring buffers hold."""
+    """Return counts [layers, E] of the passes that the ring buffers hold."""
     found: list[Array] = []
     for pack in packs:
         counts = _array(pack, LOGICAL, 3)
@@ -176,7 +176,7 @@ def _stat_counts(packs: Sequence[JsonFields], tp_size: int | None) -> list[Array
 
 
 def _array(fields: JsonFields, key: str, dimensions: int) -> Array:
-    """An array of whole numbers with so many dimensions, none of them empty but the tokens."""
+    """Return an array of whole numbers of so many dimensions, none of them empty but the tokens."""
     value = fields.data.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
         raise TraceError(f"{fields.where}: '{key}' must be a tensor of integers: {brief(value)}")

@@ -25,7 +25,7 @@ NAME = "sglang_routed_experts"
 
 
 def read(path: Path, options: Options) -> Source:
-    """One request an array or response."""
+    """Read one request an array or response."""
     arrays = arrays_of(path)
     if arrays is not None:
         return source_of(NAME, path, plain_routes(arrays), options)
@@ -69,7 +69,7 @@ def _shaped(data: bytes, facts: Facts, where: str) -> Array:
 
 
 def _check_length(rows: int, prompt: int, completion: int, where: str) -> None:
-    """A token that only ended the sequence has no row; anything else is a loss."""
+    """Refuse lost rows; only the token that ended the sequence has none."""
     if rows != prompt + completion - 1:
         raise TraceError(
             f"{where}: {rows} rows for {prompt} prompt and {completion} new tokens; expected "

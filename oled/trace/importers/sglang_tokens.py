@@ -39,7 +39,7 @@ class RankTokens:
         return PHASES.get(self.mode, Phase.DECODE)
 
     def logical(self, layers: NDArray[np.intp], top_k: int) -> NDArray[np.int32]:
-        """Logical ids of some layers [L, T, k]."""
+        """Return logical ids of some layers [L, T, k]."""
         ids = np.asarray(self.ids[layers, :, :top_k])
         if self.experts is None:
             return ids.astype(np.int32)
@@ -47,7 +47,7 @@ class RankTokens:
         return np.where(ids < 0, -1, found).astype(np.int32)
 
     def context(self) -> int:
-        """Tokens cached before, over all rows: where a row begins, its position tells."""
+        """Return the tokens cached before, over all rows: the position where a row begins."""
         begins = np.ones(len(self.positions), dtype=bool)
         if self.phase is not Phase.DECODE:  # in decoding each token is a row of its own
             begins[1:] = np.diff(self.positions) != 1
@@ -57,7 +57,7 @@ class RankTokens:
 def token_source(
     passes: Sequence[Sequence[RankTokens]], facts: Facts, about: dict[str, Any]
 ) -> Source:
-    """Passes, each with the ranks that have tokens of their own."""
+    """Make a source of passes, each with the ranks that have tokens of their own."""
     passes = [[one for one in ranks if len(one.positions)] for ranks in passes]
     passes = [ranks for ranks in passes if ranks]
     everyone = [one for ranks in passes for one in ranks]
@@ -93,7 +93,7 @@ def _refuse_unknown(everyone: Sequence[RankTokens]) -> None:
 
 
 def _top_k(everyone: Sequence[RankTokens], facts: Facts) -> int:
-    """Columns of the buffer that are used: the first k."""
+    """Return how many columns of the buffer are used: the first k."""
     width = everyone[0].ids.shape[2]
     while width > 1 and not any((one.ids[:, :, width - 1] >= 0).any() for one in everyone):
         width -= 1
@@ -105,12 +105,12 @@ def _top_k(everyone: Sequence[RankTokens], facts: Facts) -> int:
 
 
 def _present(ranks: Sequence[RankTokens], places: NDArray[np.intp]) -> Bools:
-    """Which (layer, token) cells of a pass have ids: bool[L, T]."""
+    """Return which (layer, token) cells of a pass have ids: bool[L, T]."""
     return np.concatenate([(one.ids[places] >= 0).any(axis=2) for one in ranks], axis=1)
 
 
 def _phase(ranks: Sequence[RankTokens]) -> Phase:
-    """Where ranks differ, the pass is what its longest part is."""
+    """Return the phase of the longest part, where ranks differ."""
     return min(one.phase for one in ranks)
 
 

@@ -52,7 +52,7 @@ class Format:
 
 
 def provenance(name: str, path: Path) -> dict[str, Any]:
-    """Which file (or folder of files) a trace was imported from."""
+    """Say which file (or folder of files) a trace was imported from."""
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.iterdir()):
         if file.is_file():
@@ -63,7 +63,7 @@ def provenance(name: str, path: Path) -> dict[str, Any]:
 
 
 def source_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The file itself, or those of a folder by name."""
+    """Return the file itself, or those of a folder by name."""
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in suffixes and file.is_file())

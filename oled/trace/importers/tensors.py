@@ -19,7 +19,7 @@ EXPANSION = 4
 
 
 def read_tensors(path: Path) -> Any:
-    """The saved value: dicts, lists, strings and numbers, with arrays in the place of tensors."""
+    """Return the saved value: dicts, lists, strings and numbers, with arrays instead of tensors."""
     import torch
 
     with damage(path, "a file of torch.save"):

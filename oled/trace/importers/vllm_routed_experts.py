@@ -33,7 +33,7 @@ PROMPT, GENERATED = "prompt_routed_experts", "routed_experts"
 
 
 def read(path: Path, options: Options) -> Source:
-    """One request an array, or a choice of a response."""
+    """Read one request an array, or a choice of a response."""
     arrays = arrays_of(path)
     if arrays is None:
         requests = [routes for fields in objects_of(path) for routes in _choices(fields)]
@@ -78,7 +78,7 @@ def _joined(
     said: tuple[int, ...] | None = None,
     new: tuple[int, ...] | None = None,
 ) -> Routes:
-    """Rows of the prompt and of what was generated, as one sequence."""
+    """Join rows of the prompt and of what was generated into one sequence."""
     tokens = None if said is None or new is None else (*said, *new)
     if prompt is not None and generated is not None and len(generated):
         if prompt.ndim != 3 or prompt.shape[1:] != generated.shape[1:]:

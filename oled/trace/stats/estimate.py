@@ -26,7 +26,7 @@ class Estimate:
 
 
 def ratio(numerators: Array, denominators: Array) -> Estimate | None:
-    """Sum over sum of what each request contributes; None where nothing contributes."""
+    """Return the sum over the sum of what each request contributes; None where nothing does."""
     total = float(denominators.sum())
     if total == 0:
         return None
@@ -43,13 +43,13 @@ def ratio(numerators: Array, denominators: Array) -> Estimate | None:
 
 
 def means_of(sums: Doubles, counts: Doubles) -> tuple[float | None, ...]:
-    """Sums over counts, None where nothing was counted."""
+    """Return sums over counts, None where nothing was counted."""
     pairs = zip(sums, counts, strict=True)
     return tuple(float(total / count) if count else None for total, count in pairs)
 
 
 def spearman(x: Doubles, y: Doubles) -> float | None:
-    """Rank correlation with ties at their mean rank; None where one of them does not vary."""
+    """Return the rank correlation, ties at their mean rank; None where one side does not vary."""
     if len(x) < 3:
         return None
     a, b = _ranks(x), _ranks(y)

@@ -119,12 +119,12 @@ class Locality:
     drafts: dict[str, float | None] | None  # where tokens were drafted: how that went
 
     def to_json(self) -> dict[str, Any]:
-        """Nested JSON types, numbers at six digits."""
+        """Return nested JSON types, numbers at six digits."""
         data: dict[str, Any] = _plain(self)
         return data
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return lines for people."""
         from oled.trace.stats.text import locality_lines
 
         return locality_lines(self)

@@ -31,12 +31,12 @@ AFTER_DENOISE, AFTER_COMMIT = len(GAPS), len(GAPS) + 1  # slots behind those of 
 
 
 def stats(path: str | Path) -> Locality:
-    """The locality of a trace folder."""
+    """Return the locality of a trace folder."""
     return locality(load(path))
 
 
 def locality(trace: Trace) -> Locality:
-    """Overlap, boundaries, active experts, persistence and popularity of a trace.
+    """Measure overlap, boundaries, active experts, persistence and popularity of a trace.
 
     Of one with drafts: of what plain decoding would have recorded.
     """
@@ -98,14 +98,14 @@ class _Chains:
         return cls(phase, forward, chain.astype(np.int64), row.astype(np.int64), len(names))
 
     def pairs(self, gap: int) -> tuple[Ints, Ints]:
-        """Forwards of one chain that lie `gap` apart."""
+        """Return forwards of one chain that lie `gap` apart."""
         old, new = np.arange(len(self.chain) - gap), np.arange(gap, len(self.chain))
         same = self.chain[old] == self.chain[new]
         return self.forward[old[same]], self.forward[new[same]]
 
 
 def _boundaries(steps: Steps, chains: _Chains) -> Iterator[tuple[int, Ints, Ints]]:
-    """Slot and pairs: last forward of a block, first of the next block of the request."""
+    """Yield slot and pairs: last forward of a block, first of the next block of the request."""
     first = np.flatnonzero(np.diff(chains.chain, prepend=-1) != 0)
     last = chains.forward[np.append(first[1:], len(chains.chain)) - 1][:-1]
     following = chains.forward[first[1:]]
@@ -118,7 +118,7 @@ def _boundaries(steps: Steps, chains: _Chains) -> Iterator[tuple[int, Ints, Ints
 
 
 def _set_sums(steps: Steps, chains: _Chains) -> Doubles:
-    """Sums of the measures by request, slot (gaps, boundaries) and layer."""
+    """Return sums of the measures by request, slot (gaps, boundaries) and layer."""
     from oled.trace.stats import kernels
 
     slots = len(GAPS) + 2
@@ -146,7 +146,7 @@ def _set_sums(steps: Steps, chains: _Chains) -> Doubles:
 
 
 def _overlap(sums: Doubles) -> Overlap | None:
-    """From sums by request, layer and measure."""
+    """Return means from sums by request, layer and measure."""
     from oled.trace.stats import kernels
 
     by_request = sums.sum(axis=1)
@@ -227,7 +227,7 @@ def _tokens_per_forward(steps: Steps, chains: _Chains) -> Estimate | None:
 
 
 def _popularity(trace: Trace) -> Popularity:
-    """Routed tokens by expert, pads left out."""
+    """Count routed tokens by expert, pads left out."""
     routing, geometry = trace.routing, trace.geometry
     token = trace.forwards.token_offsets[routing.forward] + routing.token
     real = trace.tokens.state[token] != TokenState.PAD

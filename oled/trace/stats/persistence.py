@@ -18,7 +18,7 @@ BINS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 
 def persistence(trace: Trace, steps: Steps, denoise: Ints) -> Persistence | None:
-    """What happens to tokens from each of the `denoise` forwards to the next of its block."""
+    """Measure what happens to tokens from each `denoise` forward to the next of its block."""
     from oled.trace.stats import kernels
 
     old = denoise[denoise + 1 < steps.num_forwards]

@@ -8,7 +8,7 @@ from oled.trace.stats.locality import Locality, Overlap
 
 
 def locality_lines(found: Locality) -> list[str]:
-    """A page for the terminal."""
+    """Return a page for the terminal."""
     return list(_lines(found))
 
 

@@ -44,7 +44,7 @@ class Pass:
 def decode(
     block: Block, process: Process, decoding: Decoding, rng: np.random.Generator
 ) -> Iterator[Pass]:
-    """The forwards over a block until its commit; the block's latents move on between them."""
+    """Yield the forwards over a block until its commit; its latents move on between them."""
     masked = np.ones(block.length, dtype=bool)
     wrong = np.zeros(block.length, dtype=bool)
     post_edits = 0

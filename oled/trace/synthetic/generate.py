@@ -25,7 +25,7 @@ from oled.trace.writer import TraceWriter
 
 
 def llada2_mini() -> Geometry:
-    """The shape of LLaDA2.0-mini (bf16 experts of 6 MiB)."""
+    """Return the shape of LLaDA2.0-mini (bf16 experts of 6 MiB)."""
     return Geometry(
         moe_layers=tuple(range(1, 20)),
         experts_per_layer=(256,) * 19,
@@ -47,7 +47,7 @@ def synthetic(
     seed: int = 0,
     model_seed: int = 0,
 ) -> Iterator[ForwardRecord]:
-    """Forwards of made-up requests, one at a time.
+    """Yield forwards of made-up requests, one at a time.
 
     `model_seed` makes the model (projections, popularity), `seed` the requests: two traces of one
     model serve as calibration and evaluation.
@@ -64,7 +64,7 @@ def synthetic(
 def synthetic_manifest(
     geometry: Geometry, workload: Workload, process: Process, *, seed: int, model_seed: int
 ) -> Manifest:
-    """What `trace.json` says about a synthetic trace."""
+    """Say what `trace.json` says about a synthetic trace."""
     return Manifest(
         geometry=geometry,
         weight_kind=WeightKind.SCALED_SUM,
@@ -112,7 +112,7 @@ def synthetic_trace(
     seed: int = 0,
     model_seed: int = 0,
 ) -> Trace:
-    """The same in memory, without a folder."""
+    """Make a synthetic trace in memory, without a folder."""
     manifest = synthetic_manifest(geometry, workload, process, seed=seed, model_seed=model_seed)
     records = synthetic(geometry, workload, process, seed=seed, model_seed=model_seed)
     return trace_of_records(manifest, records)

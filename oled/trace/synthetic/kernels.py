@@ -19,7 +19,7 @@ TILE = 512
 
 @njit
 def multiply(left: Array, right: Array, result: Array) -> None:
-    """left f32[T, D] times right f32[D, M] into result f32[T, M]; D is a multiple of UNROLLED."""
+    """Multiply left f32[T, D] by right f32[D, M] into result f32[T, M]; UNROLLED divides D."""
     rows, inner = left.shape
     columns = right.shape[1]
     for begin in range(0, columns, TILE):
@@ -46,7 +46,7 @@ def add_own(
     bias: Array,  # f32[2, L, E] of decoded and of masked tokens
     masked: Array,  # bool[T]
 ) -> None:
-    """What is seen of a token's content, and what the experts are to its state."""
+    """Add what is seen of a token's content, and what the experts are to its state."""
     tokens, layers, experts = logits.shape
     for token in range(tokens):
         state = 1 if masked[token] else 0
@@ -67,7 +67,7 @@ def route(
     ids: Array,  # out u16[L, T, k] by falling logit
     weights: Array,  # out f32[L, T, k] sigmoids or exponentials of the chosen, scaled to the sum
 ) -> None:
-    """Group-limited top-k: the best groups by the sum of their two best, then the best k in them.
+    """Choose the best groups by the sum of their two best, then the best k experts in them.
 
     Ties go to the lower id.
     """
@@ -94,7 +94,7 @@ def best_scores(
     ids: Array,  # out u16[L, T, m] by falling logit
     values: Array,  # out f32[L, T, m] sigmoids, or shares of all E exponentials
 ) -> None:
-    """The m best experts of every token, and the router's scores of them; ties: lower ids."""
+    """Write the m best experts of every token, and the router's scores of them; ties: lower ids."""
     tokens, layers, experts = logits.shape
     every = np.arange(experts)
     for token in range(tokens):
@@ -111,7 +111,7 @@ def best_scores(
 
 @njit
 def _two_best(row: Array, best: Array, second: Array) -> None:
-    """The two highest logits of each group; without branches, whose outcome is a coin's."""
+    """Find the two highest logits of each group, without branches, which no CPU could predict."""
     groups = best.shape[0]
     size = row.shape[0] // groups
     for group in range(groups):
@@ -126,7 +126,7 @@ def _two_best(row: Array, best: Array, second: Array) -> None:
 
 @njit
 def _open_groups(best: Array, second: Array, kept: int, is_open: Array) -> None:
-    """Which groups a token may use: `kept` of them."""
+    """Open `kept` of the groups to a token."""
     for group in range(best.shape[0]):
         is_open[group] = False
     for _ in range(kept):
@@ -140,7 +140,7 @@ def _open_groups(best: Array, second: Array, kept: int, is_open: Array) -> None:
 
 @njit
 def _candidates(row: Array, second: Array, is_open: Array, top_k: int, candidate: Array) -> int:
-    """Experts of open groups that can be among the best k, ascending; how many these are.
+    """List experts of open groups that can be among the best k, ascending; return how many.
 
     Where the open groups' two best are k experts or more, none below all of them is chosen.
     """
@@ -164,7 +164,7 @@ def _candidates(row: Array, second: Array, is_open: Array, top_k: int, candidate
 
 @njit
 def _sort_best(row: Array, candidate: Array, chosen: Array) -> None:
-    """The best of the candidates by falling logit."""
+    """Sort the best of the candidates by falling logit."""
     top_k = chosen.shape[0]
     for number in range(candidate.shape[0]):
         expert = candidate[number]
@@ -179,7 +179,7 @@ def _sort_best(row: Array, candidate: Array, chosen: Array) -> None:
 
 @njit
 def _weigh(row: Array, chosen: Array, softmax: bool, weight_sum: float, weights: Array) -> None:
-    """From the logits of the chosen, the first the highest, to their gate weights."""
+    """Turn the logits of the chosen, the first the highest, into their gate weights."""
     total = 0.0
     for slot in range(chosen.shape[0]):
         logit = np.float64(row[chosen[slot]])

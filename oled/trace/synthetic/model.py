@@ -44,7 +44,7 @@ class Model:
         )
 
     def project(self, latents: Floats) -> Floats:
-        """Router logits of latents [T, D], before anything is added: [T, L, E]."""
+        """Project latents [T, D] to router logits, before anything is added: [T, L, E]."""
         from oled.trace.synthetic import kernels
 
         logits = np.empty((len(latents), self.projection.shape[1]), dtype=np.float32)
@@ -52,7 +52,7 @@ class Model:
         return logits.reshape(len(latents), len(self.layers), self.experts)
 
     def logits(self, shared: Floats, own: Floats, confidence: Doubles, masked: Bools) -> Floats:
-        """Router logits [T, L, E].
+        """Return router logits [T, L, E].
 
         `shared` [T, D] is what does not depend on visibility, `own` [T, L, E] the projected
         content of the tokens themselves.
@@ -66,7 +66,7 @@ class Model:
         return logits
 
     def route(self, logits: Floats) -> tuple[ExpertIds, Floats]:
-        """The router's choice: ids and weights [L, T, k]."""
+        """Route tokens: ids and weights [L, T, k]."""
         from oled.trace.synthetic import kernels
 
         process = self.process
@@ -85,7 +85,7 @@ class Model:
         return ids, weights
 
     def scores(self, logits: Floats, kept: int) -> RouterScores | None:
-        """The router's best scores of each token, and whose they are; None if none are kept."""
+        """Return the router's best scores of each token; None if none are kept."""
         from oled.trace.synthetic import kernels
 
         if kept == 0:
@@ -99,7 +99,7 @@ class Model:
     def predict(
         self, logits: Floats, horizons: int, rng: np.random.Generator
     ) -> tuple[Prediction, ...]:
-        """What a noisy look at the later layers' routers says, 1 to `horizons` layers ahead."""
+        """Predict by a noisy look at the later layers' routers, 1 to `horizons` layers ahead."""
         said = []
         for ahead in range(1, min(horizons, len(self.layers) - 1) + 1):
             later = logits[:, ahead:]
@@ -124,7 +124,7 @@ class Model:
 
 
 def _refuse_misfits(geometry: Geometry, process: Process) -> None:
-    """What the compiled part takes for granted."""
+    """Refuse what the compiled part can not do."""
     experts, groups = geometry.experts_per_layer[0], process.groups
     if set(geometry.experts_per_layer) != {experts} or experts % groups:
         raise TraceError(

@@ -92,7 +92,7 @@ class Synthetic:
         )
 
     def workload_of(self) -> Workload:
-        """Lengths in whole blocks."""
+        """Return the workload, its lengths in whole blocks."""
         prompt, output = LENGTHS[self.workload]
         return Workload(
             requests=self.requests,
@@ -105,7 +105,7 @@ class Synthetic:
         )
 
     def process_of(self) -> Process:
-        """The process, with the router of the geometry; SDAR-30B's meets TEAM's figures of it."""
+        """Return the process with the geometry's router; SDAR-30B's meets TEAM's figures of it."""
         process = PROCESSES[self.process]
         if self.geometry in GROUPED:
             return process
@@ -117,11 +117,11 @@ class Synthetic:
         )
 
     def calibration(self) -> Synthetic:
-        """Other requests of the same model, for policies that learn beforehand."""
+        """Return other requests of the same model, for policies that learn beforehand."""
         return dataclasses.replace(self, seed=self.seed + 1000, requests=min(self.requests, 8))
 
     def folder(self) -> Path:
-        """The trace's folder, generated where it is not there yet."""
+        """Return the trace's folder, generated where it is not there yet."""
         folder = _home() / self.name
         if (folder / "trace.json").is_file():
             return folder
@@ -138,7 +138,7 @@ class Synthetic:
 
 
 def geometry_of(model: ModelGeometry) -> Geometry:
-    """The shape of a model as a trace describes it."""
+    """Return the shape of a model as a trace describes it."""
     layers = len(model.moe_layers)
     return Geometry(
         moe_layers=model.moe_layers,
@@ -154,7 +154,7 @@ def geometry_of(model: ModelGeometry) -> Geometry:
 
 
 def _home() -> Path:
-    """`$OLED_CACHE` or the user's cache folder."""
+    """Return `$OLED_CACHE` or the user's cache folder."""
     base = os.environ.get("OLED_CACHE")
     root = Path(base) if base else Path.home() / ".cache" / "oled"
     return root / f"traces-{VERSION}"

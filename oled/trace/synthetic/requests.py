@@ -35,7 +35,7 @@ class Workload:
 def forwards_of(
     model: Model, workload: Workload, request: int, pass_id: int, rng: np.random.Generator
 ) -> Iterator[ForwardRecord]:
-    """One request's forwards, in order; `pass_id` is the number of the first."""
+    """Yield one request's forwards, in order; `pass_id` is the number of the first."""
     text = Text(model.process, workload.block_length, rng)
     prompt = [text.next_block() for _ in range(workload.prompt_blocks)]
     writer = _Writer(model, workload, request, pass_id, rng)
@@ -52,7 +52,7 @@ def forwards_of(
 
 
 def _prefill(writer: _Writer, prompt: list[Block]) -> ForwardRecord:
-    """The prompt in one forward; token by token it also chooses the first token of the answer."""
+    """Run the prompt in one forward; token by token it also chooses the answer's first token."""
     model, process = writer.model, writer.model.process
     length = writer.workload.prompt_tokens
     latents = np.concatenate([block.latents(process) for block in prompt])
@@ -75,7 +75,7 @@ def _prefill(writer: _Writer, prompt: list[Block]) -> ForwardRecord:
 def _denoise(
     writer: _Writer, block: Block, decoding: Decoding, number: int, context: int
 ) -> Iterator[ForwardRecord]:
-    """Denoising forwards over one block, then its commit."""
+    """Yield denoising forwards over one block, then its commit."""
     model, process = writer.model, writer.model.process
     own = model.project(block.content)
     for step, now in enumerate(decode(block, process, decoding, writer.rng)):
@@ -98,7 +98,7 @@ def _denoise(
 def _token_by_token(
     writer: _Writer, block: Block, context: int, *, last: bool
 ) -> Iterator[ForwardRecord]:
-    """A forward for each token of a block; that of the answer's last token is never run."""
+    """Yield a forward for each token of a block; that of the answer's last token is never run."""
     model, process = writer.model, writer.model.process
     nothing = np.zeros(block.length, dtype=bool)
     sure = block.sureness(process, writer.rng)
@@ -130,7 +130,7 @@ class _Writer:
     rng: np.random.Generator
 
     def record(self, logits: Floats, *, accepted: Bools, **fields: Any) -> ForwardRecord:
-        """The routing of one forward."""
+        """Route the tokens of one forward."""
         model, workload = self.model, self.workload
         ids, weights = model.route(logits)
         record = ForwardRecord(

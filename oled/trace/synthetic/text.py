@@ -51,8 +51,10 @@ class Text:
 
 @dataclass(slots=True)
 class Block:
-    """The latents of a block's tokens; from forward to forward only the noise changes, and the
-    content of tokens that are written anew."""
+    """The latents of a block's tokens.
+
+    From forward to forward only the noise changes, and the content of tokens written anew.
+    """
 
     shared: Doubles  # [D]
     content: Floats  # [B, D]
@@ -64,13 +66,13 @@ class Block:
         return len(self.ease)
 
     def latents(self, process: Process) -> Floats:
-        """What is visible of every token whatever its state: [B, D]."""
+        """Return what is visible of every token whatever its state: [B, D]."""
         return (self.shared + process.noise * self.noise).astype(np.float32)
 
     def confidence(
         self, process: Process, masked: Bools, unsettled: Bools, rng: np.random.Generator
     ) -> Doubles:
-        """How sure the model is of each token: [B]; of masked and other unsettled ones less."""
+        """Draw how sure the model is of each token: [B]; less of masked and unsettled ones."""
         left: Ints = np.cumsum(masked) - masked  # masked positions to the left
         logit: Doubles = (
             process.confidence_base
@@ -83,7 +85,7 @@ class Block:
         return result
 
     def sureness(self, process: Process, rng: np.random.Generator) -> Doubles:
-        """How sure the model is of each token after all before it: [B]."""
+        """Draw how sure the model is of each token after all before it: [B]."""
         nothing = np.zeros(self.length, dtype=bool)
         return self.confidence(process, nothing, ~nothing, rng)
 
@@ -95,7 +97,7 @@ class Block:
         edited: Bools,
         rng: np.random.Generator,
     ) -> None:
-        """To the next forward: the noise drifts, most where the model is unsure."""
+        """Move to the next forward: the noise drifts, most where the model is unsure."""
         unsure = process.drift_masked * (1.0 - confidence) ** process.drift_power
         speed = np.where(masked, unsure, process.drift_decoded)[:, None]
         fresh = rng.standard_normal(self.noise.shape)
