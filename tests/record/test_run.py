@@ -132,7 +132,7 @@ tokenizer = conftest.tokenizer.__wrapped__()
 loaded = LoadedModel("random", build("llada2_moe"), tokenizer, torch.float16)
 prompts = [plain_prompt(f"prompt number {{n}}") for n in range(100_000)]
 decode = BlockDiffusion(block_length=8, threshold=0.9, max_new_tokens=60, eos_ids=())
-record(loaded, prompts, decode, {out!r}, rows_per_part=400)
+record(loaded, prompts, decode, {out!r}, rows_per_part=100)
 """
 
 

@@ -7,6 +7,7 @@ variant replaces lines of the clock's source; lines that are not there any more 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -52,12 +53,16 @@ def costs(steps: Steps) -> CostTables:
     return dataclasses.replace(Pace(2.0).of(found), policy_ns=20_000)
 
 
+@functools.cache
+def learned() -> Calibration:
+    return Calibration.from_steps(PreparedTrace.of("calibration").steps)
+
+
 def simulated(steps: Steps, costs: CostTables, policy: str, slots: int, **parts: Any) -> Replay:
     settings = Settings(slots=slots, plans=True, timeline=(0, steps.num_forwards))
     budget = parse_slots(slots, "layer", steps.num_experts, costs.expert_bytes)
     composition = dataclasses.replace(load_composition(policy), **parts)
-    learned = Calibration.from_steps(PreparedTrace.of("calibration").steps)
-    return replay_steps(steps, costs, composition, budget, settings, learned)
+    return replay_steps(steps, costs, composition, budget, settings, learned())
 
 
 @contextmanager
