@@ -45,7 +45,8 @@ class CostTables:
     copy_ns: Ints  # [C] one expert to the GPU, queued behind another
     copy_wake_ns: int  # on top where the link was idle
     copy_out_ns: Ints  # [C] one expert back to the host
-    contention_ppm: int  # speed of CPU experts and of copies while both run, in millionths
+    cpu_contention_ppm: int  # speed of CPU experts beside a copy, in millionths
+    link_contention_ppm: int  # speed of a copy beside CPU experts
     policy_ns: int  # deciding, per layer-step
     draft_ns: Ints  # [C, G+1] the draft experts of a draft forward, by its tokens; resident
     opens: Ints  # [L] 1 where the dense part comes before: the first of its `expert_parts`
@@ -103,6 +104,7 @@ def build_costs(
         for expert in shapes.experts
     ]
     gpu = np.maximum(gpu_kernel, np.array(calls, dtype=np.int64)[:, None, :])
+    both = int(1e6 * formulas.contention(profile, tuned, pinned))
     size = shapes.activation_bytes * np.arange(most_tokens + 1)
     return CostTables(
         head_ns=head,
@@ -120,7 +122,8 @@ def build_costs(
         copy_out_ns=_integer(
             [formulas.copy(profile, e.stored_bytes, pinned, inward=False) for e in shapes.experts]
         ),
-        contention_ppm=int(1e6 * formulas.contention(profile, tuned, pinned)),
+        cpu_contention_ppm=both,
+        link_contention_ppm=both,
         draft_ns=np.stack(
             [_draft_ns(profile, e, geometry.draft_experts, most_tokens) for e in shapes.experts]
         ),

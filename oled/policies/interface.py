@@ -134,7 +134,8 @@ class Costs(NamedTuple):
     copy_wake_ns: int  # added to a copy that finds the link idle
     cpu_call_ns: int  # per batch of CPU experts
     policy_ns: int  # per layer-step, on the critical path
-    contention_ppm: int  # speed of link and CPU while both run, in millionths
+    cpu_contention_ppm: int  # speed of the CPU while the link copies, in millionths
+    link_contention_ppm: int  # speed of the link while the CPU computes
     top_k: int
 
 
@@ -204,7 +205,7 @@ def _examples() -> tuple[Step, At, Cache, Costs, Plan, Side, Queue]:
     step = Step(0, 0, 0, 0, 0, 0, 0, 0, u2, i4, np.zeros((1, 4), np.float32), i4, i8, f4, f4)
     at = At(0, 0, 0, 0, 0)
     cache = Cache(u1x2, f8x2, i8x2, u1x2, u1x2, i8, i8, i8, i8, i8, f8x2, f8, i8, i8)
-    costs = Costs(i8, np.zeros((1, 1, 1), np.int64), i8x2, i8, i8, i8, i8, 0, 0, 0, 0, 0)
+    costs = Costs(i8, np.zeros((1, 1, 1), np.int64), i8x2, i8, i8, i8, i8, 0, 0, 0, 0, 0, 0)
     plan = Plan(u1, u1, f8, u1, i8, i8, i8, i8)
     side = Side(i8, u2, i8, i8, i8, i8, u2, f4, 0, np.zeros((1, 1, 1)), 0)
     return step, at, cache, costs, plan, side, Queue(i8, i8, i8, i8, i8, i8)

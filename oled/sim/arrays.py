@@ -109,7 +109,8 @@ def cost_arrays(steps: Steps, costs: CostTables, composition: Composition) -> Co
         copy_wake_ns=int(costs.copy_wake_ns),
         cpu_call_ns=int(costs.cpu_call_ns),
         policy_ns=int(costs.policy_ns if overhead is None else overhead),
-        contention_ppm=int(costs.contention_ppm),
+        cpu_contention_ppm=int(costs.cpu_contention_ppm),
+        link_contention_ppm=int(costs.link_contention_ppm),
         top_k=int(steps.top_k),
     )
 

@@ -61,13 +61,13 @@ from oled.sim.lanes import (
     POLICY_STALL,
     PPM,
     Lanes,
+    both_read,
     end_chunk,
     finish_time,
     group_ns,
     note,
     pass_time,
     put_on_link,
-    rate_ppm,
     take_prefetch,
 )
 from oled.sim.staging import settle_landed
@@ -99,13 +99,13 @@ def run_until(
             room = rules.staging - 1 - cache.total[2]
             taken += max(0, take_prefetch(lanes, queue, cache, costs, routed, room))
         if t[LINK_WHAT] == IDLE:
-            pass_time(lanes, until, PPM)
+            pass_time(lanes, until, PPM, PPM)
             break
         end = finish_time(t[NOW], t[LINK_LEFT], PPM)
         if end > until:
-            pass_time(lanes, until, PPM)
+            pass_time(lanes, until, PPM, PPM)
             break
-        pass_time(lanes, end, PPM)
+        pass_time(lanes, end, PPM, PPM)
         if end_chunk(lanes, cache, forward):
             taken -= settle_landed(lanes, routed, busy_layer, cache, rules)
     return taken
@@ -238,21 +238,23 @@ def run_layer(
                 room = min(rules.staging - 1 - cache.total[2], free_slots)
                 free_slots -= max(0, take_prefetch(lanes, queue, cache, costs, step.index, room))
 
-        rate = rate_ppm(lanes, costs)
+        both = both_read(lanes)
+        link_rate = costs.link_contention_ppm if both else PPM
+        cpu_rate = costs.cpu_contention_ppm if both else PPM
         if not computing and t[LINK_WHAT] == IDLE and not cpu_running:
             raise RuntimeError("a transfer waits for a slot that never becomes free")
         event = t[GPU_UNTIL] if computing else NO_EVENT
         if t[LINK_WHAT] != IDLE:
-            event = min(event, finish_time(t[NOW], t[LINK_LEFT], rate))
+            event = min(event, finish_time(t[NOW], t[LINK_LEFT], link_rate))
         if cpu_running:
             if t[CPU_BEGIN] > t[NOW]:
                 event = min(event, t[CPU_BEGIN])
             else:
-                event = min(event, finish_time(t[NOW], t[CPU_LEFT], rate))
+                event = min(event, finish_time(t[NOW], t[CPU_LEFT], cpu_rate))
         if not computing:
             stalled = COPY_STALL if pending > 0 else CPU_STALL
             lanes.stall[stalled] += event - t[NOW]
-        pass_time(lanes, event, rate)
+        pass_time(lanes, event, link_rate, cpu_rate)
 
         if t[LINK_WHAT] != IDLE and t[LINK_LEFT] <= 0:
             if t[LINK_WHAT] == DEMAND:

@@ -105,23 +105,22 @@ def put_on_link(lanes: Lanes, what: int, work_ns: int, wake_ns: int) -> None:
 
 
 @inner_njit
-def rate_ppm(lanes: Lanes, costs: Costs) -> int:
-    """Speed of link and CPU at this moment: below PPM while both read host memory."""
+def both_read(lanes: Lanes) -> bool:
+    """Whether link and CPU read host memory at this moment: each slows the other down."""
     t = lanes.t
-    both = t[LINK_WHAT] != IDLE and t[CPU_LEFT] > 0 and t[CPU_BEGIN] <= t[NOW]
-    return costs.contention_ppm if both else PPM
+    return bool(t[LINK_WHAT] != IDLE and t[CPU_LEFT] > 0 and t[CPU_BEGIN] <= t[NOW])
 
 
 @inner_njit
-def pass_time(lanes: Lanes, until: int, rate: int) -> None:
+def pass_time(lanes: Lanes, until: int, link_rate: int, cpu_rate: int) -> None:
     """Let time pass to `until` at the present rates; no event lies in between."""
     t = lanes.t
     elapsed = until - t[NOW]
     if t[LINK_WHAT] != IDLE:
-        t[LINK_LEFT] -= elapsed * rate
+        t[LINK_LEFT] -= elapsed * link_rate
         lanes.busy[H2D] += elapsed
     if t[CPU_LEFT] > 0 and t[CPU_BEGIN] <= t[NOW]:
-        t[CPU_LEFT] -= elapsed * rate
+        t[CPU_LEFT] -= elapsed * cpu_rate
         lanes.busy[CPU] += elapsed
     t[NOW] = until
 

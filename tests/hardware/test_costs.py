@@ -205,7 +205,7 @@ def test_copies_pinned_and_pageable() -> None:
     ],
 )
 def test_contention(profile: str, options: dict[str, Any], share: float) -> None:
-    assert costs(MINI, profile, **options).contention_ppm == pytest.approx(1e6 * share, abs=1)
+    assert costs(MINI, profile, **options).cpu_contention_ppm == pytest.approx(1e6 * share, abs=1)
 
 
 def test_cpu_tokens_are_padded_to_the_tile() -> None:

@@ -13,19 +13,19 @@ HALF = PPM // 2
 
 
 def test_alone_a_job_takes_its_work():
-    link, _ = Rival.pair(HALF)
+    link, _ = Rival.pair(HALF, HALF)
     assert link.begin(1000, 300).earliest_end(10_000) == 1300
 
 
 def test_time_beside_the_other_counts_for_its_rate():
     """100 of work from 0, the other at work from 20 to 60: 20 alone, 20 of 40 beside, 60 alone."""
-    link, cpu = Rival.pair(HALF)
+    link, cpu = Rival.pair(HALF, HALF)
     cpu.begin(20, 20).close(60)
     assert link.begin(0, 100).earliest_end(1000) == 120
 
 
 def test_it_may_end_while_the_other_works():
-    link, cpu = Rival.pair(HALF)
+    link, cpu = Rival.pair(HALF, HALF)
     cpu.begin(20, 500)  # still at work
     job = link.begin(0, 40)
     assert job.earliest_end(30) == 45  # 20 alone, 10 beside (5 of work), 15 of work left
@@ -34,14 +34,14 @@ def test_it_may_end_while_the_other_works():
 
 
 def test_jobs_that_have_not_begun_or_were_over_count_for_nothing():
-    link, cpu = Rival.pair(HALF)
+    link, cpu = Rival.pair(HALF, HALF)
     cpu.begin(0, 10).close(10)
     cpu.begin(900, 100)
     assert link.begin(10, 100).earliest_end(500) == 110
 
 
 def test_several_jobs_of_the_other_in_a_row():
-    link, cpu = Rival.pair(PPM // 4)
+    link, cpu = Rival.pair(PPM // 4, PPM // 4)
     for start in (0, 100, 200):
         cpu.begin(start, 10).close(start + 40)
     # beside 0..40: 10; alone 40..100: 60; beside 100..140: 10; alone: 20 more
@@ -49,7 +49,7 @@ def test_several_jobs_of_the_other_in_a_row():
 
 
 def test_without_contention_nothing_slows_down():
-    link, cpu = Rival.pair(PPM)
+    link, cpu = Rival.pair(PPM, PPM)
     cpu.begin(0, 100).close(100)
     assert link.begin(0, 70).earliest_end(1000) == 70
 
@@ -57,7 +57,7 @@ def test_without_contention_nothing_slows_down():
 @pytest.mark.parametrize("rate", [PPM, HALF])
 def test_two_threads_keep_the_times_that_follow(rate):
     """Both have 40 ms of work, the second begins 20 ms later; whatever the machine does."""
-    link, cpu = Rival.pair(rate)
+    link, cpu = Rival.pair(rate, rate)
     begin = time.perf_counter_ns() + 5_000_000
     jobs = [link.begin(begin, 40_000_000), cpu.begin(begin + 20_000_000, 40_000_000)]
     ends: dict[int, tuple[int, int]] = {}
@@ -81,7 +81,7 @@ def test_two_threads_keep_the_times_that_follow(rate):
 
 
 def test_unpaced_jobs_last_as_long_as_they_last():
-    link, _ = Rival.pair(PPM)
+    link, _ = Rival.pair(PPM, PPM)
     job = link.begin(0, 10**15)
     actual, nominal = Pacer(False).finish(job)
     assert actual == nominal == job.end_ns

@@ -124,7 +124,8 @@ def make_costs(
     act_ns: int = 0,
     copy_wake_ns: int = 0,
     cpu_call_ns: int = 0,
-    contention_ppm: int = 1_000_000,
+    cpu_contention_ppm: int = 1_000_000,
+    link_contention_ppm: int = 1_000_000,
     top_k: int = 2,
     most_tokens: int = 64,
     most_experts: int = 64,
@@ -146,7 +147,8 @@ def make_costs(
         copy_wake_ns=copy_wake_ns,
         cpu_call_ns=cpu_call_ns,
         policy_ns=0,
-        contention_ppm=contention_ppm,
+        cpu_contention_ppm=cpu_contention_ppm,
+        link_contention_ppm=link_contention_ppm,
         top_k=top_k,
     )
 

@@ -230,7 +230,8 @@ def situations(draw: Any) -> tuple[Step, Cache, Costs]:
         act_ns=draw(st.integers(0, 20)),
         copy_wake_ns=draw(st.integers(0, 20)),
         cpu_call_ns=draw(st.integers(0, 20)),
-        contention_ppm=draw(st.sampled_from([1_000_000, 700_000])),
+        cpu_contention_ppm=draw(st.sampled_from([1_000_000, 700_000])),
+        link_contention_ppm=draw(st.sampled_from([1_000_000, 400_000])),
     )
     return step, cache, costs
 

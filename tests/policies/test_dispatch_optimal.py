@@ -72,7 +72,8 @@ def random_case(seed: int) -> Case:
         act_ns=int(rng.integers(0, 60)),
         copy_wake_ns=int(rng.integers(0, 60)),
         cpu_call_ns=int(rng.integers(0, 60)),
-        contention_ppm=int(rng.choice([1_000_000, 800_000, 500_000])),
+        cpu_contention_ppm=int(rng.choice([1_000_000, 800_000, 500_000])),
+        link_contention_ppm=int(rng.choice([1_000_000, 800_000, 400_000])),
     )
     return Case(step, cache, costs, [i for i in range(active) if i not in resident])
 
@@ -106,10 +107,14 @@ def full_makespan(case: Case, copied: NDArray[np.bool_]) -> int:
     out = int(costs.act_out_ns[step.tokens])
     alone = min(link, out) if work else link
     link_left, now = link - alone, alone
-    both = min(link_left, work)
-    now += -(-both * 1_000_000 // costs.contention_ppm)
-    link_end = now + (link_left - both) if link_left else alone
-    cpu_end = (now if link_left else out) + (work - both)
+    per_ns = costs.link_contention_ppm, costs.cpu_contention_ppm  # work done in a ns, millionths
+    both = 0
+    while link_left * 1_000_000 > both * per_ns[0] and work * 1_000_000 > both * per_ns[1]:
+        both += 1
+    link_rest = max(0, link_left - both * per_ns[0] // 1_000_000)
+    now += both
+    link_end = now + link_rest if link_left else alone
+    cpu_end = (now if link_left else out) + max(0, work - both * per_ns[1] // 1_000_000)
     on_gpu = max(hits_ns, link_end) + int(costs.gpu_ns[0, 1, 1]) if link else hits_ns
     return max(on_gpu, cpu_end + int(costs.act_back_ns[step.tokens]) if work else 0)
 

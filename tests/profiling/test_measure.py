@@ -110,7 +110,7 @@ def test_the_cost_model_gives_back_what_was_measured(tmp_path):
     assert not any("experts of" in label for label in tables.labels)
     slower = measured["measurements"]["times_slower_beside_the_other"].values()
     speed = sum(min(1.0, 1 / times) for times in slower) / 2
-    assert tables.contention_ppm == pytest.approx(1e6 * speed, rel=0.02)
+    assert tables.cpu_contention_ppm == pytest.approx(1e6 * speed, rel=0.02)
 
 
 def test_the_benches_memory_is_given_back():
@@ -165,7 +165,7 @@ def test_slow_down_is_taken_from_both_sides(monkeypatch):
     alone = Spread(10, 10, 10)
     monkeypatch.setattr(made, "together", lambda: Together(alone, alone.scaled(2), alone, alone))
     profile = load_profile(profiling.measure(made, SMALL, "2026-11-30"))
-    assert costs(SMALL, profile).contention_ppm == pytest.approx(750_000, rel=0.01)
+    assert costs(SMALL, profile).cpu_contention_ppm == pytest.approx(750_000, rel=0.01)
 
 
 def test_what_nvidia_smi_tells_and_does_not(monkeypatch, tmp_path):

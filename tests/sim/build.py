@@ -116,7 +116,8 @@ class Machine:
     copy: int = 30
     copy_wake: int = 7
     copy_out: int = 25
-    contention_ppm: int = 1_000_000
+    cpu_contention_ppm: int = 1_000_000
+    link_contention_ppm: int = 1_000_000
     policy: int = 0
     draft: int = 0  # the draft expert, in draft forwards
 
@@ -146,7 +147,8 @@ class Machine:
             copy_ns=np.rint(scale * self.copy).astype(np.int64),
             copy_wake_ns=self.copy_wake,
             copy_out_ns=np.rint(scale * self.copy_out).astype(np.int64),
-            contention_ppm=self.contention_ppm,
+            cpu_contention_ppm=self.cpu_contention_ppm,
+            link_contention_ppm=self.link_contention_ppm,
             policy_ns=self.policy,
             draft_ns=np.full((len(sizes), most + 1), self.draft, dtype=np.int64),
             opens=np.ones(steps.num_layers, dtype=np.int64),

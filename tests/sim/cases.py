@@ -151,7 +151,8 @@ def random_machine(rng: np.random.Generator) -> Machine:
         act_back=int(rng.integers(0, 10)),
         copy=int(rng.integers(1, 80)),
         copy_wake=int(rng.integers(0, 10)),
-        contention_ppm=int(rng.choice([1_000_000, 700_000])),
+        cpu_contention_ppm=int(rng.choice([1_000_000, 700_000])),
+        link_contention_ppm=int(rng.choice([1_000_000, 400_000])),
         policy=int(rng.choice([0, 7])),
         draft=int(rng.integers(0, 10)),
     )

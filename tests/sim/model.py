@@ -87,7 +87,9 @@ class Model(Residents):
         self._memory(self.on_memory | {who})
         try:
             while left > 0:
-                rate = self.case.costs.contention_ppm if len(self.on_memory) == 2 else PPM
+                costs = self.case.costs
+                beside = costs.link_contention_ppm if who == "link" else costs.cpu_contention_ppm
+                rate = beside if len(self.on_memory) == 2 else PPM
                 began = self.env.now
                 yield self.env.timeout(-(-left // rate)) | self.memory_changed
                 left -= (self.env.now - began) * rate

@@ -73,7 +73,8 @@ def random_case(rng: np.random.Generator):
         act_back=int(rng.integers(0, 12)),
         copy=int(rng.integers(1, 40)),
         copy_wake=int(rng.integers(0, 5)),
-        contention_ppm=int(rng.choice([1_000_000, 750_000, 613_337])),
+        cpu_contention_ppm=int(rng.choice([1_000_000, 750_000, 613_337])),
+        link_contention_ppm=int(rng.choice([1_000_000, 500_000, 370_001])),
         policy=int(rng.choice([0, 0, 3, 25])),
     )
     entry_step = np.repeat(np.arange(steps.num_steps), np.diff(steps.offsets))

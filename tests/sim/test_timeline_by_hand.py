@@ -34,7 +34,8 @@ MACHINE = Machine(
     act_back=2,
     copy=30,  # 37 where the link stood still
     copy_wake=7,
-    contention_ppm=500_000,  # link and CPU run at half speed while both run
+    cpu_contention_ppm=500_000,
+    link_contention_ppm=500_000,  # link and CPU run at half speed while both run
 )
 
 # Two layers of six experts; one resident slot each, which holds expert 0 at the start; three

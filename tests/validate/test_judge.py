@@ -55,7 +55,7 @@ def costs(steps):
             model_geometry("llada2_mini"),
         )
     )
-    return dataclasses.replace(found, contention_ppm=850_000)
+    return dataclasses.replace(found, cpu_contention_ppm=850_000, link_contention_ppm=850_000)
 
 
 def simulated(steps, costs: CostTables, composition: Composition, slots: int) -> Replay:
@@ -170,8 +170,12 @@ WRONG: dict[str, Callable[[CostTables], CostTables]] = {
     "no policy time": lambda costs: _change(costs, policy_ns=0.0),
     "activations cross in no time": lambda costs: _change(costs, act_out_ns=0.0, act_back_ns=0.0),
     "no CPU call": lambda costs: _change(costs, cpu_call_ns=0.0),
-    "no contention": lambda costs: dataclasses.replace(costs, contention_ppm=1_000_000),
-    "contention of copies twice": lambda costs: dataclasses.replace(costs, contention_ppm=700_000),
+    "no contention": lambda costs: dataclasses.replace(
+        costs, cpu_contention_ppm=1_000_000, link_contention_ppm=1_000_000
+    ),
+    "contention of copies twice": lambda costs: dataclasses.replace(
+        costs, cpu_contention_ppm=700_000, link_contention_ppm=700_000
+    ),
 }
 
 

@@ -32,7 +32,8 @@ class Emulated(ThreadLanes):
     def __init__(self, store: HostStore, slots: int, costs: Costs, *, paced: bool) -> None:
         super().__init__(store, InMemory(store), slots, costs, paced=paced)
         self._free_at = dict.fromkeys((GPU, LINK), 0)  # last nominal ends
-        self._rivals = dict(zip((LINK, CPU), Rival.pair(costs.contention_ppm), strict=True))
+        pair = Rival.pair(costs.link_contention_ppm, costs.cpu_contention_ppm)
+        self._rivals = dict(zip((LINK, CPU), pair, strict=True))
         self._woken = 0  # since when there may be something to prefetch
         self._fetching: Job | None = None
 

@@ -64,9 +64,9 @@ class Rival:
         self.jobs: deque[Job] = deque(maxlen=_REMEMBERED)
 
     @classmethod
-    def pair(cls, rate_ppm: int) -> tuple[Rival, Rival]:
-        """Each goes at `rate_ppm` millionths of its speed while the other works, too."""
-        one, other = cls(rate_ppm), cls(rate_ppm)
+    def pair(cls, rate_ppm: int, other_ppm: int) -> tuple[Rival, Rival]:
+        """Each goes at so many millionths of its speed while the other works, too."""
+        one, other = cls(rate_ppm), cls(other_ppm)
         one.other, other.other = other, one
         return one, other
 

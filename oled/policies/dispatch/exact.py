@@ -29,18 +29,29 @@ PPM = 1_000_000
 
 
 @inner_njit
+def _stretched(work_ns: int, ppm: int) -> int:
+    """How long `work_ns` takes at so many millionths of its speed."""
+    return (work_ns * PPM + ppm - 1) // ppm
+
+
+@inner_njit
 def objective(
-    hits_ns: int, link_ns: int, out_ns: int, work_ns: int, back_ns: int, tail_ns: int, ppm: int
+    hits_ns: int, link_ns: int, out_ns: int, work_ns: int, back_ns: int, tail_ns: int, costs: Costs
 ) -> int:
     """The makespan in nanoseconds; `work_ns` 0 for no CPU, `link_ns` 0 for no copies."""
-    both = 0
+    both = 0  # how long both read memory: until the first of them is done
     if work_ns > 0 and link_ns > out_ns:
-        both = min(link_ns - out_ns, work_ns)
-    lost = (both * PPM + ppm - 1) // ppm - both
+        copy_left = link_ns - out_ns
+        both = min(
+            _stretched(copy_left, costs.link_contention_ppm),
+            _stretched(work_ns, costs.cpu_contention_ppm),
+        )
     on_gpu, on_cpu = hits_ns, 0
     if link_ns > 0:
+        lost = both - min(both * costs.link_contention_ppm // PPM, link_ns)
         on_gpu = max(hits_ns, link_ns + lost) + tail_ns
     if work_ns > 0:
+        lost = both - min(both * costs.cpu_contention_ppm // PPM, work_ns)
         on_cpu = out_ns + work_ns + lost + back_ns
     return max(on_gpu, on_cpu)
 
@@ -71,13 +82,13 @@ def dispatch(step: Step, cache: Cache, costs: Costs, plan: Plan, memory, params)
     sort_lowest(cache.key, cache.age, cache.item, misses)
 
     transfers = 0
-    best = objective(hits_ns, 0, out_ns, work, back_ns, tail_ns, costs.contention_ppm)
+    best = objective(hits_ns, 0, out_ns, work, back_ns, tail_ns, costs)
     for n in range(1, misses + 1):
         work -= costs.cpu_ns[row, step.count[cache.item[n - 1]]]
         if n == misses:
             work = 0
         link = costs.copy_wake_ns + n * costs.copy_ns[row]
-        value = objective(hits_ns, link, out_ns, work, back_ns, tail_ns, costs.contention_ppm)
+        value = objective(hits_ns, link, out_ns, work, back_ns, tail_ns, costs)
         if value < best:
             transfers, best = n, value
     split(cache, plan, misses, transfers)
