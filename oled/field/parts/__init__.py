@@ -8,9 +8,17 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from oled.field.scenario import Memory
+
 HERE = Path(__file__).parent
 LINK_GBPS = {(3, 16): 12.3, (4, 16): 25.0, (5, 16): 53.0, (3, 8): 6.2, (4, 8): 12.3, (5, 8): 26.0}
 """Pinned copies to the GPU by generation and lanes, as measured (conf/hardware)."""
+
+READ_SHARE = {"desktop": 0.66, "server": 0.50}
+"""Of the memory's peak that threads read: 0.56 to 0.68 on the bench's development desktops; servers
+from 0.3 (two sockets, far memory) to 0.8."""
+BOTH_SHARE = 1.1
+"""Of the CPU's read rate that CPU and link reach together: 1.0 to 1.36 there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,13 @@ def link_gbps(card: Gpu, host: Cpu | None) -> float:
     """Return what a pinned copy reaches, by the older of the two generations."""
     generation = min(card.link_generation, host.link_generation if host else card.link_generation)
     return LINK_GBPS[generation, card.link_lanes]
+
+
+def memory(card: Gpu, host: Cpu) -> Memory:
+    """Return what a host of these parts delivers, by their data sheets."""
+    read = READ_SHARE[host.kind] * host.memory_gbps
+    link = min(link_gbps(card, host), read)
+    return Memory(read, link, min(read + link, BOTH_SHARE * read))
 
 
 def _named(file: str, column: str, text: str) -> dict[str, str] | None:
