@@ -109,6 +109,8 @@ def _row(
     except ValueError:
         raise UserError(f"{table}, line {line}: {column} is '{text}', not a number") from None
     facts = _without(row.items())
+    if "STREAM" in row.get("note", ""):  # the one word of a note that a prediction may know
+        facts["host_bw_by"] = "STREAM"
     if form == "bench":
         if hosts is not None and row["host"] not in hosts:
             raise UserError(f"{table}, line {line}: host '{row['host']}' is not in the hosts table")

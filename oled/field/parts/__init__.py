@@ -155,6 +155,20 @@ def memory(card: Gpu, host: Cpu) -> Memory:
     return Memory(read, link, min(read + link, BOTH_SHARE * read))
 
 
+def ram_gbps(text: str, host: Cpu | None) -> float | None:
+    """Return the peak of the memory that a text describes: speed by channels, None if no speed."""
+    speed = re.search(r"DDR[345]X?-?(\d{4})", text) or re.search(r"DDR\d [^\d]*(\d{4})", text)
+    if speed is None:
+        return None
+    stated = re.search(r"(\d+) ?(?:ch\b|channels)", text) or re.match(r"(\d+)x", text)
+    words = {"dual": 2, "quad": 4, "octa": 8}
+    channels = next((n for word, n in words.items() if word in text), None)
+    most = host.channels if host else 2
+    if channels is None:
+        channels = int(stated[1]) if stated else most
+    return min(channels, max(most, 2) * 2) * float(speed[1]) * 8 / 1000
+
+
 def _named(file: str, column: str, text: str) -> dict[str, str] | None:
     """Return the first row whose name stands in the text, not inside a longer word."""
     for row in _rows(file):

@@ -1,0 +1,253 @@
+"""Reports and published tables: a model, a host and an engine by their names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from oled.field import parts
+from oled.field.bench import Unpredictable
+from oled.field.events import Split, lru_misses, quickest_table, static_layers, stated
+from oled.field.placement import Placement, placement
+from oled.field.scenario import Events, Memory, Scenario
+from oled.field.tables import Facts, number
+
+GPU_SHARE = 0.80
+"""Of a card's memory rate that weights are read at in a decode."""
+KERNEL_SHARE = {"plain": 0.95, "k": 0.92, "i": 0.65}
+"""Of the CPU's read rate that experts' weights reach, by format: bf16, 8-bit and MXFP4; k-quants;
+i-quants, which are bound by their look-ups."""
+NOT_EXACT = (
+    "deferral",
+    "6 experts",
+    "w/o adaptive",
+    "adapmoe",
+    "daop",
+    "hobbit",
+    "buddymoe",
+    "speculative prefetch",
+    "pre-gated",
+    "swapmoe",
+    "dmoe",
+    "floe",
+)
+"""Systems that do not run the router's own experts, or not all of them."""
+NOT_MODELLED = {
+    r"\bsd\b|sp-moe|specmoe|moe-speq|spec|mtp": "it decodes speculatively",
+    r"unified memory|whole-layer|whole moe layer|layer offload|hf |accelerate|deepspeed|zero|flexgen|"
+    r"moe-lightning|moe-gen|klotski|simple pipeline": "it moves whole layers or batches; this "
+    "predicts single streams with experts apart",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A row's words by what they say, whichever table it stands in."""
+
+    model: str
+    quant: str
+    bytes_per_weight: float | None
+    gpu: str
+    gpu_gb: float | None
+    cpu: str
+    ram: str
+    read_gbps: str
+    link: str
+    threads: float | None
+    engine: str
+    budget: str
+    elsewhere: str
+    context: str
+    batch: str
+    metric: str
+
+
+def of_users(facts: Facts) -> Report:
+    """Return the words of a row of `users.csv`."""
+    return Report(
+        facts["model"], facts["quant"], number(facts, "bytes_per_expert_weight"), facts["gpu"],
+        number(facts, "gpu_mem_gb"), facts["cpu"], facts["ram"], facts["ram_gbps_stated"], facts["pcie"],
+        number(facts, "threads"), facts["software"], facts["experts_on_gpu"],
+        facts["experts_elsewhere"], facts["context"], facts["batch"], "decode speed",
+    )  # fmt: skip
+
+
+def of_published(facts: Facts) -> Report:
+    """Return the words of a row of `published.csv`."""
+    measured, by = facts.get("host_bw_gbps", ""), facts.get("host_bw_by", "")
+    return Report(
+        facts["model"], facts["quant"], None, facts["gpu"], number(facts, "gpu_mem_gb"), facts["cpu"], facts["ram"],
+        f"{measured} measured {by}" if measured else "", facts["pcie_gbps"], None,
+        facts["system"], facts["budget"], _elsewhere(facts["system"]), facts["in_len"],
+        facts["batch"], facts["metric"],
+    )  # fmt: skip
+
+
+def _elsewhere(system: str) -> str:
+    low = system.lower()
+    if re.search(r"offloading|moe-infinity|on-demand|ondemand|load on demand|yalis|seqmoe", low):
+        return "pcie"
+    if re.search(r"lru expert cache|lru cache|static expert cache|promoe|fate|eap", low):
+        return "pcie"
+    return "cpu+pcie" if re.search(r"freetoken|fetch|hybrimoe|dali", low) else "cpu"
+
+
+def scenario(report: Report) -> tuple[Scenario, bool]:
+    """Return the scenario, and whether the host's rates were measured.
+
+    Raises: Unpredictable.
+    """
+    _refuse(report)
+    shape = parts.shape(report.model)
+    if shape is None:
+        raise Unpredictable(f"model '{report.model}' is not in the catalogue")
+    known = parts.quant(report.quant)
+    size = report.bytes_per_weight or (known and known[0])
+    if not size:
+        raise Unpredictable(f"quantisation '{report.quant}' is not in the catalogue")
+    engine = parts.engine(report.engine)
+    if engine is None:
+        raise Unpredictable(f"engine '{report.engine}' is not in the catalogue")
+    cached = "pcie" in report.elsewhere or "cache" in report.budget or "LRU" in report.engine
+    place = placement(report.budget, shape.layers, shape.experts, cached)
+    if place is None:
+        raise Unpredictable(f"'{report.budget}' does not say which experts are on the GPU")
+    dense = known[1] if known else max(0.65, size)
+    if shape.name.startswith("gpt_oss"):
+        dense = max(dense, 1.2)
+    host, probed = _host(report, place)
+    card = parts.gpu(report.gpu)
+    if place.kind != "cpu":
+        if card is None:
+            raise Unpredictable(f"GPU '{report.gpu}' is not in the catalogue")
+        _fits(report, shape, size, dense, place)
+    kernel = _kernel(report.quant)
+    memory = Memory(kernel * host.cpu, host.link, max(host.link, host.both))
+    expert_bytes = size * shape.expert_params
+    read = memory.cpu if place.kind == "cpu" or card is None else GPU_SHARE * card.memory_gbps
+    other = dense * shape.other_params + _context(report.context) * shape.kv_bytes
+    return Scenario(
+        dense_ns=engine.layer_ns * (place.kind != "cpu") + other / read / shape.layers,
+        head_ns=0.0,
+        gpu_expert_ns=expert_bytes / read,
+        expert_bytes=expert_bytes,
+        memory=memory,
+        events=_events(report, shape, place, memory, expert_bytes),
+        cpu_call_ns=engine.handoff_ns * (place.kind != "cpu"),
+        copy_call_ns=engine.copy_ns,
+    ), probed
+
+
+def _refuse(report: Report) -> None:
+    """Raise what makes a row unpredictable whatever its parts."""
+    metric = report.metric.lower()
+    if not re.search(r"decode|speed|latency per token|tpot|tbt|throughput, single|generation speed", metric):
+        raise Unpredictable(f"'{report.metric}' is no time of a token")
+    if re.search(r"prefill|end-to-end|speed-up|over|cut|reduction", metric):
+        raise Unpredictable(f"'{report.metric}' is no time of a token")
+    if report.batch not in ("", "1", "1.0"):
+        raise Unpredictable(f"batch '{report.batch}': single streams are predicted")
+    if "ssd" in report.elsewhere.lower() or "nvme" in report.engine.lower():
+        raise Unpredictable("experts are read from a disk, which is not modelled")
+    if re.match(r"\d+x |2 GPUs|\d+-\d+x ", report.gpu) or "TP" in report.engine:
+        raise Unpredictable("several GPUs are not modelled together with offloading")
+    if re.search(r"Apple|phone|Jetson|GB10", f"{report.gpu} {report.cpu}"):
+        raise Unpredictable("its memory is unified: nothing crosses a link")
+    system = report.engine.lower()
+    for words in NOT_EXACT:
+        if words in system:
+            raise Unpredictable("it does not run exactly the router's experts")
+    for pattern, why in NOT_MODELLED.items():
+        if re.search(pattern, system):
+            raise Unpredictable(why)
+
+
+def _kernel(quant: str) -> float:
+    if re.search(r"IQ|EXL", quant):
+        return KERNEL_SHARE["i"]
+    return KERNEL_SHARE["k" if re.search(r"Q[2-6]_", quant) else "plain"]
+
+
+def _host(report: Report, place: Placement) -> tuple[Memory, bool]:
+    """The host's rates: measured, else by RAM and CPU."""
+    card, named = parts.gpu(report.gpu), parts.cpu(report.cpu)
+    sockets = 2 if re.search(r"\b2x|dual", report.cpu) else 1
+    peak = parts.ram_gbps(report.ram, named)
+    if peak is None and named is not None:
+        peak = UNSTATED * named.memory_gbps
+    if peak is not None and named is not None and sockets == 2:
+        peak *= TWO_SOCKETS
+    kind = named.kind if named else "desktop"
+    read = parts.READ_SHARE[kind] * peak if peak else None
+    measured = re.search(r"([\d.]+)(?:-[\d.]+)? *(?:achieved|measured|\(STREAM|read)", report.read_gbps)
+    if not measured:
+        measured = re.search(r"(?:measured|read|achieved)[^\d]*([\d.]+)", report.read_gbps)
+    stated_peak = re.match(r"~?([\d.]+)", report.read_gbps)
+    if measured:
+        read = float(measured[1]) * (TRIAD if "STREAM" in report.read_gbps else 1.0)
+    elif stated_peak:
+        read = parts.READ_SHARE[kind] * float(stated_peak[1])
+    if read is None:
+        if place.kind == "resident" or (report.elsewhere == "pcie" and card is not None):
+            read = NEVER_SHORT_GBPS
+        else:
+            raise Unpredictable("neither CPU nor RAM is named: nothing says how fast the host reads")
+    link = parts.link_gbps(card, named) if card else read
+    given = re.match(r"([\d.]+)", report.link)
+    if given and float(given[1]) > 6:  # below: a generation
+        link = float(given[1]) * (PEAK_LINK if float(given[1]) in (16.0, 32.0, 64.0) else 1.0)
+    threads = report.threads
+    if threads is not None and named is not None:
+        read *= min(1.0, 0.25 + 0.75 * threads / min(named.cores, ENOUGH_THREADS))
+    return Memory(read, min(link, read), min(read + link, parts.BOTH_SHARE * read)), bool(measured)
+
+
+NEVER_SHORT_GBPS = 60.0  # where only copies count: the host is not what limits them
+UNSTATED = 0.85  # of the fastest memory that a CPU takes, where a report does not say what it has
+TRIAD = 4 / 3  # bytes on the bus for each that STREAM's triad counts: a store reads its line first
+TWO_SOCKETS = 1.2  # two sockets' memory, of which threads reach mostly their own
+PEAK_LINK = 0.8  # of a link's nominal rate
+ENOUGH_THREADS = 8  # that saturate a desktop's memory
+
+
+def _fits(report: Report, shape: parts.Shape, size: float, dense: float, place: Placement) -> None:
+    share = {"layers": 1 - place.on_cpu / shape.layers, "resident": 1.0}.get(place.kind, place.share)
+    needed = share * shape.layers * shape.experts * shape.expert_params * size
+    if report.gpu_gb and needed + dense * shape.other_params > 1.05e9 * report.gpu_gb:
+        raise Unpredictable("the experts said to be on the GPU do not fit it")
+
+
+def _context(text: str) -> float:
+    found = re.match(r"(\d+)(?!\w| prose)", text)
+    return float(found[1]) if found and "allocated" not in text else 0.0
+
+
+def _events(
+    report: Report, shape: parts.Shape, place: Placement, memory: Memory, size: float
+) -> Events:
+    layers, top_k = shape.layers, shape.top_k
+    streamed = report.elsewhere.startswith("pcie")
+    if place.kind == "resident":
+        return static_layers(layers, top_k, 0)
+    if place.kind == "cpu":
+        return static_layers(layers, top_k, layers)
+    if place.kind == "layers":
+        events = static_layers(layers, top_k, place.on_cpu)
+        if not streamed:
+            return events
+        none = np.zeros_like(events.cpu)
+        return Events(none, events.cpu, none, none, events.hits)
+    rate = 1 - place.share if place.kind == "share" else lru_misses(place.share, shape.experts)
+    if place.kind == "share" and re.search("hottest|popular|profile|frequency", report.budget):
+        rate = min(1.0, POPULAR * rate)
+    missing = layers * top_k * rate
+    split: Split = "table"
+    copied = missing if streamed else 0.0
+    if "cpu+pcie" in report.elsewhere:
+        return stated(layers, top_k, missing=missing, copied=quickest_table(memory, size, top_k))
+    return stated(layers, top_k, missing=missing, copied=copied, split=split)
+
+
+POPULAR = 0.75  # misses of the most popular experts, kept for good, to those of any
