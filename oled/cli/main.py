@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from oled import __version__
-from oled.cli import altered, inspection, live, runs, studies, traces
+from oled.cli import altered, field, inspection, live, runs, studies, traces
 from oled.cli.usage import UsageError
 from oled.errors import UserError, nearest
 
@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     live.add_verbs(verbs)
     altered.add_verbs(verbs)
     studies.add_verbs(verbs)
+    field.add_verbs(verbs)
     inspection.add_verbs(verbs)
     traces.add_verbs(verbs)
     return parser
@@ -41,13 +42,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _verb(argv: Sequence[str]) -> Callable[[], int]:
     """The verb's function with its arguments read."""
-    modules = (runs, live, altered, studies, inspection, traces)
+    modules = (runs, live, altered, studies, field, inspection, traces)
     known = [verb for module in modules for verb in module.VERBS]
     word = argv[0] if argv else ""
     if word and not word.startswith("-") and word not in known:
         raise UsageError(f"there is no verb '{word}'; {nearest(word, known)}")
     rest = list(argv[1:])
-    for module in (runs, live, altered, studies):
+    for module in (runs, live, altered, studies, field):
         if word in module.VERBS and not {"-h", "--help"} & set(rest):
             return functools.partial(module.run, word, rest)
     args = _parser().parse_args(argv)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.field import parts
-from oled.field.events import Split, lru_misses, quickest_table, static_layers, stated
+from oled.field.events import Split, lru_misses, quickest_table, stated, static_layers
 from oled.field.scenario import Memory, Scenario
 from oled.field.tables import Facts, number
 
@@ -34,32 +34,40 @@ ADMITTED = ("one read", "in-step copy", "once ahead")
 ADMITTED_SHARE = 0.5
 """Of a clairvoyant's misses those that it takes in, where that is not stated: 0.50 and 0.59 of the
 exact set's at 11 and 25 % (development machines)."""
-CPU_ONLY = ("CPU-only", "static cache", "mailbox", "no expert resident", "replacement", "+ GPU", "+ slot")
+CPU_ONLY = (
+    "CPU-only",
+    "static cache",
+    "mailbox",
+    "no expert resident",
+    "replacement",
+    "+ GPU",
+    "+ slot",
+)
 """Words of policies that compute every miss on the CPU."""
 HELPERS_BESIDE = 2
 """Cores that the engine leaves to itself: helpers are usable cores less these."""
 BARRIER_NS = 21.0
-"""A CPU layer's hand-off and barrier are this times the helpers squared: each helper's arrival moves
-a line that all others read. From the two development servers with many helpers: 330 us at 126,
-76 us at 59, whatever the model; nothing at the 6 to 22 of desktops."""
+"""A CPU layer's hand-off and barrier are this times the helpers squared: each helper's arrival
+moves a line that all others read. From the two development servers with many helpers: 330 us at
+126, 76 us at 59, whatever the model; nothing at the 6 to 22 of desktops."""
 LLAMA_CPP_HANDOFF_NS = 60_000.0
 
 
-class Unpredictable(Exception):
+class UnpredictableError(Exception):
     """Says why a row cannot be predicted."""
 
 
 def scenario(facts: Facts) -> Scenario:
     """Return the scenario of a row with its host's probes.
 
-    Raises: Unpredictable.
+    Raises: UnpredictableError.
     """
     layers, top_k = int(float(facts["moe_layers"])), int(float(facts["top_k"]))
     size = number(facts, "bytes_per_expert") or _expert_bytes(facts)
     card = parts.gpu(facts["gpu"])
     read = number(facts, "device_read_gbps") or (card and READ_SHARE * card.memory_gbps)
     if not read:
-        raise Unpredictable(f"GPU '{facts['gpu']}' is not in the catalogue")
+        raise UnpredictableError(f"GPU '{facts['gpu']}' is not in the catalogue")
     memory = _memory(facts)
     static = number(facts, "n_cpu_moe")
     if static is None and "static layers" in facts["policy_class"]:
@@ -76,7 +84,8 @@ def scenario(facts: Facts) -> Scenario:
     expert_ns = size / read
     hits = float(events.hits.sum()) / events.hits.shape[0]
     return Scenario(
-        dense_ns=max(0.0, _gpu_ns(facts, layers, read, hits * expert_ns) - hits * expert_ns) / layers,
+        dense_ns=max(0.0, _gpu_ns(facts, layers, read, hits * expert_ns) - hits * expert_ns)
+        / layers,
         head_ns=0.0,
         gpu_expert_ns=expert_ns,
         expert_bytes=size,
@@ -94,10 +103,10 @@ def _gpu_ns(facts: Facts, layers: int, read: float, experts_ns: float) -> float:
         return 1e6 * profiled
     shape = parts.shape(facts["model"])
     if shape is None:
-        raise Unpredictable(f"model '{facts['model']}' is not in the catalogue")
+        raise UnpredictableError(f"model '{facts['model']}' is not in the catalogue")
     dense = parts.quant(facts["quant"])
     if dense is None:
-        raise Unpredictable(f"quantisation '{facts['quant']}' is not in the catalogue")
+        raise UnpredictableError(f"quantisation '{facts['quant']}' is not in the catalogue")
     per_weight = 2.0 if shape.name.startswith("gpt_oss") else dense[1]
     return layers * LAYER_NS + shape.other_params * per_weight / read + experts_ns
 
@@ -105,7 +114,7 @@ def _gpu_ns(facts: Facts, layers: int, read: float, experts_ns: float) -> float:
 def _expert_bytes(facts: Facts) -> float:
     shape, per_weight = parts.shape(facts["model"]), parts.quant(facts["quant"])
     if shape is None or per_weight is None:
-        raise Unpredictable("the bytes of an expert are neither stated nor known by name")
+        raise UnpredictableError("the bytes of an expert are neither stated nor known by name")
     return shape.expert_params * per_weight[0]
 
 
@@ -120,7 +129,7 @@ def _memory(facts: Facts) -> Memory:
         return found
     card, host = parts.gpu(facts["gpu"]), parts.cpu(facts["cpu"])
     if card is None or host is None:
-        raise Unpredictable("neither the host's probes are stated nor are its parts known by name")
+        raise UnpredictableError("the host has no probes, and its parts are not known by name")
     return parts.memory(card, host)
 
 

@@ -46,8 +46,11 @@ def beta_binomial(n: int, mean: float, correlation: float) -> NDArray[np.float64
     def beta(x: float, y: float) -> float:
         return math.lgamma(x) + math.lgamma(y) - math.lgamma(x + y)
 
-    chances = [math.comb(n, k) * math.exp(beta(k + a, n - k + b) - beta(a, b)) for k in range(n + 1)]
-    return np.array(chances) / sum(chances)
+    chances = [
+        math.comb(n, k) * math.exp(beta(k + a, n - k + b) - beta(a, b)) for k in range(n + 1)
+    ]
+    shares: NDArray[np.float64] = np.array(chances) / sum(chances)
+    return shares
 
 
 @functools.cache
@@ -59,9 +62,7 @@ def fetch_tables(top_k: int) -> NDArray[np.int64]:
     return np.array(tables)
 
 
-def copies(
-    missing: Counts, per_token: float, split: Split, rng: np.random.Generator
-) -> Counts:
+def copies(missing: Counts, per_token: float, split: Split, rng: np.random.Generator) -> Counts:
     """Return how many of the misses are copied in the step, with the stated sum."""
     total = missing.sum() / TOKENS
     if per_token >= 0.999 * total:
@@ -148,9 +149,9 @@ def stated(
 def lru_misses(share: float, experts: int) -> float:
     """Return the share of requests that miss a per-layer LRU cache of `share` of the experts.
 
-    exp(-a share^b): the reports' Qwen3-30B-A3B and gpt-oss-120b (128 experts; seven and three sizes)
-    lie on one curve within 0.02, the recordings of gpt-oss-20b (32 experts) on another, Mixtral's 8
-    experts are hardly told apart by a cache at all.
+    exp(-a share^b): the reports' Qwen3-30B-A3B and gpt-oss-120b (128 experts; seven and three
+    sizes) lie on one curve within 0.02, the recording of gpt-oss-20b (32 experts) on another;
+    Mixtral's 8 experts are hardly told apart by a cache at all (an assumption).
     """
     if share >= 1.0:
         return 0.0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["layers", "share", "cache", "resident", "cpu"]
 
-NUMBER = r"(\d+(?:\.\d+)?)"
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`layers`: the experts of `on_cpu` layers lie elsewhere; `share`: the same share of every layer
-    is on the GPU for good; `cache`: so much of every layer is a cache; `cpu`: no GPU at all.
+    """The place of a model's routed experts.
+
+    `layers`: those of `on_cpu` layers lie elsewhere; `share`: the same share of every layer is on
+    the GPU for good; `cache`: so much of every layer is a cache; `cpu`: there is no GPU.
     """
 
     kind: Kind
@@ -22,49 +23,95 @@ class Placement:
     share: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A match of a rule, and what the rules need to know."""
+
+    found: re.Match[str]
+    text: str
+    layers: int
+    experts: int
+    cached: bool
+
+    def number(self, group: int) -> float:
+        return float(self.found[group].replace(",", ""))
+
+
+def _layers(said: _Said) -> Placement:
+    return Placement("layers", on_cpu=min(said.layers, int(said.number(1))))
+
+
+def _span(said: _Said) -> Placement:
+    count = int(said.number(2) - said.number(1)) + 1
+    return Placement("layers", on_cpu=min(said.layers, count))
+
+
+def _whole_layers(said: _Said) -> Placement | None:
+    """Whole layers on the CPU, attention too, are not predicted; all on the GPU says nothing."""
+    return None if said.number(1) < said.layers else PASS
+
+
+def _of(said: _Said) -> Placement:
+    return _share(said, said.number(1) / said.number(2))
+
+
+def _percent(said: _Said) -> Placement:
+    return _share(said, said.number(1) / 100)
+
+
+def _slots(said: _Said) -> Placement:
+    """More slots than a layer has experts are one pool for all layers."""
+    slots, per_layer = said.number(1), said.experts
+    whole = per_layer * said.layers if slots > per_layer else per_layer
+    return Placement("share" if "static" in said.text else "cache", share=min(1.0, slots / whole))
+
+
+def _share(said: _Said, share: float) -> Placement:
+    fixed = not said.cached or re.search("hottest|static", said.text)
+    return Placement("share" if fixed else "cache", share=share)
+
+
+PASS = Placement("resident")  # no answer: the next rule is asked
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_Rule = Callable[[_Said], Placement | None]
+RULES: tuple[tuple[str, _Rule], ...] = (
+    (r"no gpu|none used|^-ngl 0\b", lambda _: Placement("cpu")),
+    (r"ffn of last (\d+) layers on cpu", _layers),
+    (r"ffn of (\d+)-(\d+) on cpu", _span),
+    (r"-ngl (\d+)", _whole_layers),
+    (r"all on gpu|all (?:experts )?resident", lambda _: Placement("resident")),
+    (r"n-?c(?:pu)?-?moe[ =]*(\d+)", _layers),
+    (r"mcl (\d+) of", _layers),
+    (r"(\d+) of \d+ layers on cpu", _layers),
+    (
+        r"^none\b|cpu-moe|-cmoe|exps=cpu|^0 (?:routed )?experts|^0% of|^0 slots|"
+        r"no (?:expert )?cache",
+        lambda said: Placement("layers", on_cpu=said.layers),
+    ),
+    (
+        rf"split {_NUMBER} of (\d+)",  # of every layer, on the CPU
+        lambda said: Placement("share", share=1 - said.number(1) / said.number(2)),
+    ),
+    (rf"{_NUMBER} of (\d+) (?:hottest )?(?:slots|experts|expert slots)", _of),
+    (rf"{_NUMBER}/(\d+) experts", _of),
+    (rf"{_NUMBER} cached experts of (\d+)", _of),
+    (rf"slots = {_NUMBER} ?%", _percent),
+    (rf"{_NUMBER} ?% of (?:the )?experts", _percent),
+    (r"k=(\d+) experts per layer \(of (\d+)\)", _of),
+    (r"([\d,]+) slots", _slots),
+)
+"""What reports write, in the order in which it is looked for."""
+
+
 def placement(text: str, layers: int, experts: int, cached: bool) -> Placement | None:
     """Return the placement that a text states, None where it states none.
 
     `cached`: a share without another word is a cache's, not a fixed one.
     """
-    fixed: Kind = "cache" if cached else "share"
     low = text.lower()
-    if re.search(r"no gpu|none used|-ngl 0\b", low):
-        return Placement("cpu")
-    whole = re.search(r"-ngl (\d+)", low)
-    if whole and int(whole[1]) < layers:  # whole layers on the CPU, attention too
-        return None
-    if re.search(r"all on gpu|all resident|all experts resident", low):
-        return Placement("resident")
-    found = re.search(r"n-?c(?:pu)?-?moe[ =]*(\d+)", low) or re.search(r"mcl (\d+) of", low)
-    found = found or re.search(r"(?:offload )?(\d+) of \d+ layers on cpu", low)
-    if found:
-        return Placement("layers", on_cpu=min(layers, int(found[1])))
-    if re.search(rf"^none\b|cpu-moe|-cmoe|exps=cpu|^0 (?:routed )?experts|^0% of|^0 slots|no cache", low):
-        return Placement("layers", on_cpu=layers)
-    found = re.search(rf"split {NUMBER} of (\d+)", low)  # of every layer, on the CPU
-    if found:
-        return Placement("share", share=1 - float(found[1]) / float(found[2]))
-    for pattern in (
-        rf"{NUMBER} of (\d+) (?:hottest )?(?:slots|experts|expert slots)",
-        rf"{NUMBER}/(\d+) experts",
-        rf"{NUMBER} cached experts of (\d+)",
-    ):
-        found = re.search(pattern, low)
-        if found:
-            moving = "hottest" not in low and "static" not in low and cached
-            return Placement("cache" if moving else "share", share=float(found[1]) / float(found[2]))
-    found = re.search(rf"slots = {NUMBER} ?%", low) or re.search(rf"{NUMBER} ?% of (?:the )?experts", low)
-    if found:
-        return Placement(fixed, share=float(found[1]) / 100)
-    found = re.search(r"(?:lru )?k=(\d+) experts per layer \(of (\d+)\)", low)
-    if found:
-        return Placement("cache", share=int(found[1]) / int(found[2]))
-    found = re.search(r"([\d,]+) slots(?!/layer| per layer)", low)
-    if found and (slots := int(found[1].replace(",", ""))) > experts:  # one pool
-        return Placement("cache", share=min(1.0, slots / (experts * layers)))
-    found = re.search(r"(\d+) slots(?:/layer| per layer)", low)
-    if found:
-        kind: Kind = "share" if "static" in low else "cache"
-        return Placement(kind, share=min(1.0, int(found[1]) / experts))
+    for pattern, rule in RULES:
+        if found := re.search(pattern, low):
+            place = rule(_Said(found, low, layers, experts, cached))
+            if place is not PASS:
+                return place
     return None

@@ -154,17 +154,19 @@ def _compiled(signature: tuple[Any, ...]) -> Callable[..., None]:
 
 def token_ns(scenario: Scenario) -> float:
     """Return the mean time of a token, ns."""
-    tokens, layers = scenario.events.cpu.shape
+    tokens = scenario.events.cpu.shape[0]
     data = _state(scenario)
     _compiled(tuple(numba.typeof(argument) for argument in data))(*data)
     lanes: Lanes = data[9]
-    return float(lanes.t[NOW]) / tokens
+    return int(lanes.t[NOW]) / int(tokens)
 
 
 def _state(scenario: Scenario) -> tuple[Any, ...]:
     ev = scenario.events
     events = np.stack([ev.hits, ev.copied, ev.cpu, ev.background, ev.ahead]).astype(np.int64)
-    asked = np.roll(ev.ahead.ravel(), 1).reshape(ev.ahead.shape)  # for this layer, by the one before
+    asked = np.roll(ev.ahead.ravel(), 1).reshape(
+        ev.ahead.shape
+    )  # for this layer, by the one before
     waited = np.minimum(asked, np.rint(scenario.ahead_used * asked).astype(np.int64))
     layers, most = scenario.layers, int((ev.hits + ev.copied + ev.cpu + waited).max()) + 32
     copies = int(ev.background.sum() + ev.ahead.sum()) + 1
@@ -181,7 +183,7 @@ def _state(scenario: Scenario) -> tuple[Any, ...]:
         np.zeros(IDS, np.uint8), np.zeros(IDS, np.uint8), np.zeros(IDS), np.zeros(IDS, np.uint8),
         np.zeros(IDS, i8), np.zeros(1, i8), np.full(IDS, -1, i8), np.zeros(8, i8),
     )  # fmt: skip
-    queue = Queue(*(np.zeros(copies, i8) for _ in range(5)), np.zeros(2, i8))
+    queue = Queue(*np.zeros((5, copies), i8), span=np.zeros(2, i8))
     rules = Rules(0, False, False, False, SLOTS, 0)
     blank = Step(
         0, 0, 0, 0, 0, 0, 1, 0, np.zeros(most, np.uint16), np.ones(most, np.int32),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from oled.field import parts
-from oled.field.bench import Unpredictable
-from oled.field.events import Split, lru_misses, quickest_table, static_layers, stated
+from oled.field.bench import UnpredictableError
+from oled.field.events import Split, lru_misses, quickest_table, stated, static_layers
 from oled.field.placement import Placement, placement
 from oled.field.scenario import Events, Memory, Scenario
 from oled.field.tables import Facts, number
@@ -34,11 +34,13 @@ NOT_EXACT = (
     "floe",
 )
 """Systems that do not run the router's own experts, or not all of them."""
+A_TIME = r"decode|speed|latency per token|tpot|tbt|throughput, single"
+NO_TIME = r"prefill|end-to-end|speed-up|over|cut|reduction"
 NOT_MODELLED = {
     r"\bsd\b|sp-moe|specmoe|moe-speq|spec|mtp": "it decodes speculatively",
-    r"unified memory|whole-layer|whole moe layer|layer offload|hf |accelerate|deepspeed|zero|flexgen|"
-    r"moe-lightning|moe-gen|klotski|simple pipeline": "it moves whole layers or batches; this "
-    "predicts single streams with experts apart",
+    r"unified memory|whole-layer|whole moe layer|layer offload|hf |accelerate|deepspeed|zero|"
+    r"flexgen|moe-lightning|moe-gen|klotski|simple pipeline": "it moves whole layers or batches; "
+    "single streams with experts apart are predicted",
 }
 
 
@@ -68,8 +70,8 @@ def of_users(facts: Facts) -> Report:
     """Return the words of a row of `users.csv`."""
     return Report(
         facts["model"], facts["quant"], number(facts, "bytes_per_expert_weight"), facts["gpu"],
-        number(facts, "gpu_mem_gb"), facts["cpu"], facts["ram"], facts["ram_gbps_stated"], facts["pcie"],
-        number(facts, "threads"), facts["software"], facts["experts_on_gpu"],
+        number(facts, "gpu_mem_gb"), facts["cpu"], facts["ram"], facts["ram_gbps_stated"],
+        facts["pcie"], number(facts, "threads"), facts["software"], facts["experts_on_gpu"],
         facts["experts_elsewhere"], facts["context"], facts["batch"], "decode speed",
     )  # fmt: skip
 
@@ -78,7 +80,8 @@ def of_published(facts: Facts) -> Report:
     """Return the words of a row of `published.csv`."""
     measured, by = facts.get("host_bw_gbps", ""), facts.get("host_bw_by", "")
     return Report(
-        facts["model"], facts["quant"], None, facts["gpu"], number(facts, "gpu_mem_gb"), facts["cpu"], facts["ram"],
+        facts["model"], facts["quant"], None, facts["gpu"], number(facts, "gpu_mem_gb"),
+        facts["cpu"], facts["ram"],
         f"{measured} measured {by}" if measured else "", facts["pcie_gbps"], None,
         facts["system"], facts["budget"], _elsewhere(facts["system"]), facts["in_len"],
         facts["batch"], facts["metric"],
@@ -97,71 +100,74 @@ def _elsewhere(system: str) -> str:
 def scenario(report: Report) -> tuple[Scenario, bool]:
     """Return the scenario, and whether the host's rates were measured.
 
-    Raises: Unpredictable.
+    Raises: UnpredictableError.
     """
     _refuse(report)
-    shape = parts.shape(report.model)
+    shape, engine = parts.shape(report.model), parts.engine(report.engine)
     if shape is None:
-        raise Unpredictable(f"model '{report.model}' is not in the catalogue")
-    known = parts.quant(report.quant)
-    size = report.bytes_per_weight or (known and known[0])
-    if not size:
-        raise Unpredictable(f"quantisation '{report.quant}' is not in the catalogue")
-    engine = parts.engine(report.engine)
+        raise UnpredictableError(f"model '{report.model}' is not in the catalogue")
     if engine is None:
-        raise Unpredictable(f"engine '{report.engine}' is not in the catalogue")
+        raise UnpredictableError(f"engine '{report.engine}' is not in the catalogue")
+    size, dense = _bytes_per_weight(report, shape)
     cached = "pcie" in report.elsewhere or "cache" in report.budget or "LRU" in report.engine
     place = placement(report.budget, shape.layers, shape.experts, cached)
     if place is None:
-        raise Unpredictable(f"'{report.budget}' does not say which experts are on the GPU")
-    dense = known[1] if known else max(0.65, size)
-    if shape.name.startswith("gpt_oss"):
-        dense = max(dense, 1.2)
+        raise UnpredictableError(f"'{report.budget}' does not say which experts are on the GPU")
     host, probed = _host(report, place)
-    card = parts.gpu(report.gpu)
-    if place.kind != "cpu":
-        if card is None:
-            raise Unpredictable(f"GPU '{report.gpu}' is not in the catalogue")
-        _fits(report, shape, size, dense, place)
-    kernel = _kernel(report.quant)
+    kernel = 1.0 if re.search("kernel|GEMV", report.read_gbps) else _kernel(report.quant)
     memory = Memory(kernel * host.cpu, host.link, max(host.link, host.both))
+    with_gpu = place.kind != "cpu"
+    read = memory.cpu
+    if with_gpu:
+        card = parts.gpu(report.gpu)
+        if card is None:
+            raise UnpredictableError(f"GPU '{report.gpu}' is not in the catalogue")
+        _fits(report, shape, size, dense, place)
+        read = GPU_SHARE * card.memory_gbps
     expert_bytes = size * shape.expert_params
-    read = memory.cpu if place.kind == "cpu" or card is None else GPU_SHARE * card.memory_gbps
     other = dense * shape.other_params + _context(report.context) * shape.kv_bytes
     return Scenario(
-        dense_ns=engine.layer_ns * (place.kind != "cpu") + other / read / shape.layers,
+        dense_ns=engine.layer_ns * with_gpu + other / read / shape.layers,
         head_ns=0.0,
         gpu_expert_ns=expert_bytes / read,
         expert_bytes=expert_bytes,
         memory=memory,
         events=_events(report, shape, place, memory, expert_bytes),
-        cpu_call_ns=engine.handoff_ns * (place.kind != "cpu"),
+        cpu_call_ns=engine.handoff_ns * with_gpu,
         copy_call_ns=engine.copy_ns,
     ), probed
+
+
+def _bytes_per_weight(report: Report, shape: parts.Shape) -> tuple[float, float]:
+    """Return bytes a weight of routed experts and of all else."""
+    known = parts.quant(report.quant)
+    size = report.bytes_per_weight or (known[0] if known else None)
+    if not size:
+        raise UnpredictableError(f"quantisation '{report.quant}' is not in the catalogue")
+    dense = known[1] if known else max(0.65, size)
+    return size, max(dense, 1.2) if shape.name.startswith("gpt_oss") else dense
 
 
 def _refuse(report: Report) -> None:
     """Raise what makes a row unpredictable whatever its parts."""
     metric = report.metric.lower()
-    if not re.search(r"decode|speed|latency per token|tpot|tbt|throughput, single|generation speed", metric):
-        raise Unpredictable(f"'{report.metric}' is no time of a token")
-    if re.search(r"prefill|end-to-end|speed-up|over|cut|reduction", metric):
-        raise Unpredictable(f"'{report.metric}' is no time of a token")
+    if not re.search(A_TIME, metric) or re.search(NO_TIME, metric):
+        raise UnpredictableError(f"'{report.metric}' is no time of a token")
     if report.batch not in ("", "1", "1.0"):
-        raise Unpredictable(f"batch '{report.batch}': single streams are predicted")
+        raise UnpredictableError(f"batch '{report.batch}': single streams are predicted")
     if "ssd" in report.elsewhere.lower() or "nvme" in report.engine.lower():
-        raise Unpredictable("experts are read from a disk, which is not modelled")
+        raise UnpredictableError("experts are read from a disk, which is not modelled")
     if re.match(r"\d+x |2 GPUs|\d+-\d+x ", report.gpu) or "TP" in report.engine:
-        raise Unpredictable("several GPUs are not modelled together with offloading")
+        raise UnpredictableError("several GPUs are not modelled together with offloading")
     if re.search(r"Apple|phone|Jetson|GB10", f"{report.gpu} {report.cpu}"):
-        raise Unpredictable("its memory is unified: nothing crosses a link")
+        raise UnpredictableError("its memory is unified: nothing crosses a link")
     system = report.engine.lower()
     for words in NOT_EXACT:
         if words in system:
-            raise Unpredictable("it does not run exactly the router's experts")
+            raise UnpredictableError("it does not run exactly the router's experts")
     for pattern, why in NOT_MODELLED.items():
         if re.search(pattern, system):
-            raise Unpredictable(why)
+            raise UnpredictableError(why)
 
 
 def _kernel(quant: str) -> float:
@@ -176,12 +182,14 @@ def _host(report: Report, place: Placement) -> tuple[Memory, bool]:
     sockets = 2 if re.search(r"\b2x|dual", report.cpu) else 1
     peak = parts.ram_gbps(report.ram, named)
     if peak is None and named is not None:
-        peak = UNSTATED * named.memory_gbps
+        peak = named.memory_gbps
     if peak is not None and named is not None and sockets == 2:
         peak *= TWO_SOCKETS
     kind = named.kind if named else "desktop"
     read = parts.READ_SHARE[kind] * peak if peak else None
-    measured = re.search(r"([\d.]+)(?:-[\d.]+)? *(?:achieved|measured|\(STREAM|read)", report.read_gbps)
+    measured = re.search(
+        r"([\d.]+)(?:-[\d.]+)? *(?:achieved|measured|\(STREAM|read)", report.read_gbps
+    )
     if not measured:
         measured = re.search(r"(?:measured|read|achieved)[^\d]*([\d.]+)", report.read_gbps)
     stated_peak = re.match(r"~?([\d.]+)", report.read_gbps)
@@ -193,7 +201,9 @@ def _host(report: Report, place: Placement) -> tuple[Memory, bool]:
         if place.kind == "resident" or (report.elsewhere == "pcie" and card is not None):
             read = NEVER_SHORT_GBPS
         else:
-            raise Unpredictable("neither CPU nor RAM is named: nothing says how fast the host reads")
+            raise UnpredictableError(
+                "neither CPU nor RAM is named: nothing says how fast the host reads"
+            )
     link = parts.link_gbps(card, named) if card else read
     given = re.match(r"([\d.]+)", report.link)
     if given and float(given[1]) > 6:  # below: a generation
@@ -205,7 +215,6 @@ def _host(report: Report, place: Placement) -> tuple[Memory, bool]:
 
 
 NEVER_SHORT_GBPS = 60.0  # where only copies count: the host is not what limits them
-UNSTATED = 0.85  # of the fastest memory that a CPU takes, where a report does not say what it has
 TRIAD = 4 / 3  # bytes on the bus for each that STREAM's triad counts: a store reads its line first
 TWO_SOCKETS = 1.2  # two sockets' memory, of which threads reach mostly their own
 PEAK_LINK = 0.8  # of a link's nominal rate
@@ -213,10 +222,12 @@ ENOUGH_THREADS = 8  # that saturate a desktop's memory
 
 
 def _fits(report: Report, shape: parts.Shape, size: float, dense: float, place: Placement) -> None:
-    share = {"layers": 1 - place.on_cpu / shape.layers, "resident": 1.0}.get(place.kind, place.share)
+    share = {"layers": 1 - place.on_cpu / shape.layers, "resident": 1.0}.get(
+        place.kind, place.share
+    )
     needed = share * shape.layers * shape.experts * shape.expert_params * size
     if report.gpu_gb and needed + dense * shape.other_params > 1.05e9 * report.gpu_gb:
-        raise Unpredictable("the experts said to be on the GPU do not fit it")
+        raise UnpredictableError("the experts said to be on the GPU do not fit it")
 
 
 def _context(text: str) -> float:

@@ -99,9 +99,7 @@ def _form(table: Path, row: Facts) -> Form:
     )
 
 
-def _row(
-    table: Path, line: int, form: Form, row: Facts, hosts: Mapping[str, Facts] | None
-) -> Row:
+def _row(table: Path, line: int, form: Form, row: Facts, hosts: Mapping[str, Facts] | None) -> Row:
     column, unit = MEASURED[form]
     text = row.get(column, "")
     try:
@@ -109,8 +107,9 @@ def _row(
     except ValueError:
         raise UserError(f"{table}, line {line}: {column} is '{text}', not a number") from None
     facts = _without(row.items())
-    if "STREAM" in row.get("note", ""):  # the one word of a note that a prediction may know
-        facts["host_bw_by"] = "STREAM"
+    for word in ("STREAM", "expert kernel"):  # all of a note that a prediction may know
+        if word in row.get("note", ""):
+            facts["host_bw_by"] = word
     if form == "bench":
         if hosts is not None and row["host"] not in hosts:
             raise UserError(f"{table}, line {line}: host '{row['host']}' is not in the hosts table")

@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from oled.cli import altered, inspection, runs, studies, traces
+from oled.cli import altered, field, inspection, runs, studies, traces
 from oled.paths import conf_dir
 
-VERBS = [*runs.VERBS, *altered.VERBS, *studies.VERBS, *inspection.VERBS, *traces.VERBS]
+MODULES = (runs, altered, studies, field, inspection, traces)
+VERBS = [verb for module in MODULES for verb in module.VERBS]
 
 
 @pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)], ids=["oled", *VERBS])

@@ -19,6 +19,7 @@ ROOMS = (
     "results",
     "parallel",
     "sweeps",
+    "field",
     "running",
     "live",
     "quality",
@@ -43,6 +44,7 @@ WITHOUT_TORCH = (
     "results",
     "parallel",
     "sweeps",
+    "field",
     "advise",
 )
 """Rooms that import neither torch nor transformers."""
