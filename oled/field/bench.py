@@ -62,6 +62,8 @@ def scenario(facts: Facts) -> Scenario:
 
     Raises: UnpredictableError.
     """
+    if facts["policy_class"] == "FreeToken":
+        raise UnpredictableError("another engine, by a backend of it that is not modelled")
     layers, top_k = int(float(facts["moe_layers"])), int(float(facts["top_k"]))
     size = number(facts, "bytes_per_expert") or _expert_bytes(facts)
     card = parts.gpu(facts["gpu"])

@@ -39,7 +39,9 @@ def misses(layers: int, top_k: int, per_token: float, rng: np.random.Generator) 
 def beta_binomial(n: int, mean: float, correlation: float) -> NDArray[np.float64]:
     """Return the chances of 0 to n of n, float64[n + 1]."""
     if mean <= 0.0 or mean >= 1.0:
-        return np.eye(n + 1)[0 if mean <= 0.0 else n]
+        certain = np.zeros(n + 1)
+        certain[0 if mean <= 0.0 else n] = 1.0
+        return certain
     total = 1 / correlation - 1
     a, b = mean * total, (1 - mean) * total
 

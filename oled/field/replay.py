@@ -183,7 +183,8 @@ def _state(scenario: Scenario) -> tuple[Any, ...]:
         np.zeros(IDS, np.uint8), np.zeros(IDS, np.uint8), np.zeros(IDS), np.zeros(IDS, np.uint8),
         np.zeros(IDS, i8), np.zeros(1, i8), np.full(IDS, -1, i8), np.zeros(8, i8),
     )  # fmt: skip
-    queue = Queue(*np.zeros((5, copies), i8), span=np.zeros(2, i8))
+    layer, expert, kind, due, chunks = np.zeros((5, copies), i8)
+    queue = Queue(layer, expert, kind, due, chunks, np.zeros(2, i8))
     rules = Rules(0, False, False, False, SLOTS, 0)
     blank = Step(
         0, 0, 0, 0, 0, 0, 1, 0, np.zeros(most, np.uint16), np.ones(most, np.int32),

@@ -37,6 +37,7 @@ NOT_EXACT = (
 A_TIME = r"decode|speed|latency per token|tpot|tbt|throughput, single"
 NO_TIME = r"prefill|end-to-end|speed-up|over|cut|reduction"
 NOT_MODELLED = {
+    r"sharding": "it streams pieces of layers through the GPU",
     r"\bsd\b|sp-moe|specmoe|moe-speq|spec|mtp": "it decodes speculatively",
     r"unified memory|whole-layer|whole moe layer|layer offload|hf |accelerate|deepspeed|zero|"
     r"flexgen|moe-lightning|moe-gen|klotski|simple pipeline": "it moves whole layers or batches; "
@@ -110,10 +111,12 @@ def scenario(report: Report) -> tuple[Scenario, bool]:
         raise UnpredictableError(f"engine '{report.engine}' is not in the catalogue")
     size, dense = _bytes_per_weight(report, shape)
     cached = "pcie" in report.elsewhere or "cache" in report.budget or "LRU" in report.engine
-    place = placement(report.budget, shape.layers, shape.experts, cached)
+    place = _by_memory(report, shape, size, dense, cached)
+    if place is None:
+        place = placement(report.budget, shape.layers, shape.experts, cached)
     if place is None:
         raise UnpredictableError(f"'{report.budget}' does not say which experts are on the GPU")
-    host, probed = _host(report, place)
+    host, probed = _host(report, place, engine.name)
     kernel = 1.0 if re.search("kernel|GEMV", report.read_gbps) else _kernel(report.quant)
     memory = Memory(kernel * host.cpu, host.link, max(host.link, host.both))
     with_gpu = place.kind != "cpu"
@@ -176,7 +179,7 @@ def _kernel(quant: str) -> float:
     return KERNEL_SHARE["k" if re.search(r"Q[2-6]_", quant) else "plain"]
 
 
-def _host(report: Report, place: Placement) -> tuple[Memory, bool]:
+def _host(report: Report, place: Placement, engine: str) -> tuple[Memory, bool]:
     """The host's rates: measured, else by RAM and CPU."""
     card, named = parts.gpu(report.gpu), parts.cpu(report.cpu)
     sockets = 2 if re.search(r"\b2x|dual", report.cpu) else 1
@@ -184,7 +187,7 @@ def _host(report: Report, place: Placement) -> tuple[Memory, bool]:
     if peak is None and named is not None:
         peak = named.memory_gbps
     if peak is not None and named is not None and sockets == 2:
-        peak *= TWO_SOCKETS
+        peak *= TWO_SOCKETS.get(engine, TWO_SOCKETS["other"])
     kind = named.kind if named else "desktop"
     read = parts.READ_SHARE[kind] * peak if peak else None
     measured = re.search(
@@ -216,7 +219,9 @@ def _host(report: Report, place: Placement) -> tuple[Memory, bool]:
 
 NEVER_SHORT_GBPS = 60.0  # where only copies count: the host is not what limits them
 TRIAD = 4 / 3  # bytes on the bus for each that STREAM's triad counts: a store reads its line first
-TWO_SOCKETS = 1.2  # two sockets' memory, of which threads reach mostly their own
+TWO_SOCKETS = {"ktransformers": 1.6, "llama_cpp": 0.6, "other": 1.0}
+"""Read rate of two sockets over one's: ktransformers keeps the experts on both, the threads of
+llama.cpp read the other's memory (development group kt-v02)."""
 PEAK_LINK = 0.8  # of a link's nominal rate
 ENOUGH_THREADS = 8  # that saturate a desktop's memory
 
@@ -228,6 +233,31 @@ def _fits(report: Report, shape: parts.Shape, size: float, dense: float, place: 
     needed = share * shape.layers * shape.experts * shape.expert_params * size
     if report.gpu_gb and needed + dense * shape.other_params > 1.05e9 * report.gpu_gb:
         raise UnpredictableError("the experts said to be on the GPU do not fit it")
+
+
+def _by_memory(
+    report: Report, shape: parts.Shape, size: float, dense: float, cached: bool
+) -> Placement | None:
+    """Return what fits the memory that is said to hold experts; None where no memory is said."""
+    said = report.budget
+    if found := re.search(r"(\d+) ?% device memory", said):
+        room = float(found[1]) / 100 * (report.gpu_gb or 0.0)
+    elif found := re.search(r"\bfit\b.*?(\d+) MB VRAM", said):
+        room = float(found[1]) / 1000
+    elif found := re.search(r"(\d+) GB total VRAM", said):
+        room = float(found[1]) - RESERVED_GB
+    elif re.match(r"(?:--)?fit\b", said):
+        room = (report.gpu_gb or 0.0) - RESERVED_GB
+    else:
+        return None
+    experts = shape.layers * shape.experts * shape.expert_params * size
+    share = min(1.0, max(0.0, 1e9 * room - dense * shape.other_params) / experts)
+    if cached:
+        return Placement("cache", share=share)
+    return Placement("layers", on_cpu=round(shape.layers * (1 - share)))
+
+
+RESERVED_GB = 1.5  # context, activations and buffers
 
 
 def _context(text: str) -> float:
