@@ -54,7 +54,8 @@ def _scatter(axes: Axes, found: pd.DataFrame) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set_xlabel("measured (ms a token)")
     axes.set_ylabel("predicted (ms a token)")
-    axes.legend(loc="lower right", fontsize=6, title="filled: judged; hollow: development", title_fontsize=6)
+    title = "filled: judged; hollow: development"
+    axes.legend(loc="lower right", fontsize=6, title=title, title_fontsize=6)
 
 
 def _examples(found: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

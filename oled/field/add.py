@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from oled.atomic import replaced_file
 from oled.errors import UserError, nearest
 from oled.field.predict import Prediction, predict
 from oled.field.tables import read_rows
@@ -50,19 +52,15 @@ def add(report: Path, table: Path) -> str:
         raise UserError(f"{table}: has a row '{row['id']}' already; give the report another id")
     text = table.read_text(encoding="utf-8") if known else ""
     columns = text.splitlines()[0].split(",") if known else list(COLUMN.values())
-    beside = table.with_name(f".{table.name}.part")
-    with beside.open("w", encoding="utf-8", newline="") as file:
-        file.write(text if not text or text.endswith("\n") else f"{text}\n")
-        writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
-        if not known:
-            writer.writeheader()
-        writer.writerow(row)
-    try:
-        added = read_rows(beside)[-1]
-    except UserError:
-        beside.unlink()
-        raise
-    beside.replace(table)
+    file = io.StringIO()
+    file.write(text if not text or text.endswith("\n") else f"{text}\n")
+    writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+    if not known:
+        writer.writeheader()
+    writer.writerow(row)
+    with replaced_file(table) as temporary:
+        temporary.write_text(file.getvalue(), encoding="utf-8")
+        added = read_rows(temporary)[-1]
     return _beside(predict([added])[0])
 
 

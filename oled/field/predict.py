@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from oled.atomic import write_text
 from oled.errors import UserError
 from oled.field import bench, reports
 from oled.field.bench import UnpredictableError
@@ -103,8 +104,5 @@ def write(predictions: list[Prediction], out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: out=DIR names a folder")
     out.mkdir(parents=True, exist_ok=True)
-    file = out / "predictions.csv"
-    part = file.with_suffix(".part")
-    table(predictions).to_csv(part, index=False, float_format="%.6g")
-    part.replace(file)
-    return file
+    text = table(predictions).to_csv(index=False, float_format="%.6g")
+    return write_text(out / "predictions.csv", text)
