@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from oled.field import parts
 from oled.field.events import Split, lru_misses, quickest_table, stated, static_layers
 from oled.field.scenario import Memory, Scenario
-from oled.field.tables import Facts, number
+from oled.field.tables import Facts, UnpredictableError, needed, number
 
 COUNTS = ("misses_per_token", "cpu_per_token", "fetched_in_step_per_token")
 LAYER_NS = 55_000.0
@@ -53,10 +53,6 @@ moves a line that all others read. From the two development servers with many he
 LLAMA_CPP_HANDOFF_NS = 60_000.0
 
 
-class UnpredictableError(Exception):
-    """Says why a row cannot be predicted."""
-
-
 def scenario(facts: Facts) -> Scenario:
     """Return the scenario of a row with its host's probes.
 
@@ -64,8 +60,9 @@ def scenario(facts: Facts) -> Scenario:
     """
     if facts["policy_class"] == "FreeToken":
         raise UnpredictableError("another engine, by a backend of it that is not modelled")
-    layers, top_k = int(float(facts["moe_layers"])), int(float(facts["top_k"]))
-    size = number(facts, "bytes_per_expert") or _expert_bytes(facts)
+    layers, top_k = int(needed(facts, "moe_layers")), int(needed(facts, "top_k"))
+    stated_size = facts["bytes_per_expert"]
+    size = needed(facts, "bytes_per_expert") if stated_size else _expert_bytes(facts)
     card = parts.gpu(facts["gpu"])
     read = number(facts, "device_read_gbps") or (card and READ_SHARE * card.memory_gbps)
     if not read:
@@ -73,7 +70,7 @@ def scenario(facts: Facts) -> Scenario:
     memory = _memory(facts)
     static = number(facts, "n_cpu_moe")
     if static is None and "static layers" in facts["policy_class"]:
-        static = round(layers * (1 - float(facts["share_pct"]) / 100))
+        static = round(layers * (1 - (number(facts, "share_pct") or 0.0) / 100))
     handoff = BARRIER_NS * _helpers(facts) ** 2
     if static is not None:
         events = static_layers(layers, top_k, min(layers, int(static)))
@@ -139,7 +136,7 @@ def _probes(facts: Facts) -> Memory | None:
     link = number(facts, "h2d_zerocopy_gbps")
     both = number(facts, "both_at_once_gbps_median")
     cpu = number(facts, "cpu_read_gbps_at_helpers") or _from_curve(facts)
-    if cpu is None or link is None or both is None:
+    if not cpu or not link or not both:
         return None
     return Memory(cpu, link, both)
 
@@ -181,7 +178,8 @@ def _counts(facts: Facts, layers: int, top_k: int, table: NDArray[np.int64]) -> 
     missing = value("misses_per_token")
     if missing is None:
         hit = number(facts, "hit_rate")
-        share, experts = float(facts["share_pct"]) / 100, int(float(facts["experts_per_layer"]))
+        share = (number(facts, "share_pct") or 0.0) / 100
+        experts = int(needed(facts, "experts_per_layer"))
         rate = lru_misses(share, experts) if hit is None else 1 - hit
         missing = layers * top_k * rate
     copied: Any = number(facts, COUNTS[2])

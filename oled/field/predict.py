@@ -11,10 +11,9 @@ import pandas as pd
 from oled.atomic import write_text
 from oled.errors import UserError
 from oled.field import bench, reports
-from oled.field.bench import UnpredictableError
 from oled.field.replay import token_ns
 from oled.field.scenario import Scenario
-from oled.field.tables import Facts, Row
+from oled.field.tables import Facts, Row, UnpredictableError
 
 COLUMNS = ("id", "group", "measured", "predicted", "low", "high", "unit", "reason")
 NS = {"ms": 1e6, "s": 1e9}

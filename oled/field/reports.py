@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from oled.field import parts
-from oled.field.bench import UnpredictableError
 from oled.field.events import Split, lru_misses, quickest_table, stated, static_layers
 from oled.field.placement import Placement, placement
 from oled.field.scenario import Events, Memory, Scenario
-from oled.field.tables import Facts, number
+from oled.field.tables import Facts, UnpredictableError, number
 
 GPU_SHARE = 0.80
 """Of a card's memory rate that weights are read at in a decode."""

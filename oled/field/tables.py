@@ -7,6 +7,7 @@ Three forms, told by their columns: the bench (`measured.csv` with `hosts.csv`),
 from __future__ import annotations
 
 import csv
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,19 +115,25 @@ def _row(table: Path, line: int, form: Form, row: Facts, hosts: Mapping[str, Fac
         if hosts is not None and row["host"] not in hosts:
             raise UserError(f"{table}, line {line}: host '{row['host']}' is not in the hosts table")
         if hosts is not None:
-            facts = _without(hosts[row["host"]].items()) | facts
+            own = {name: text for name, text in row.items() if text}
+            facts = _without({**hosts[row["host"]], **own}.items())
     group = row["host"] if form == "bench" else row["group"]
     return Row(row["id"], group, form, facts, measured, unit or row["unit"])
 
 
-def _without(items: Iterable[tuple[str, str]]) -> dict[str, str]:
-    return {name: text for name, text in items if name not in HIDDEN}
+def _without(items: Iterable[tuple[str, str]]) -> defaultdict[str, str]:
+    """Return what a prediction may see; a column that a table lacks is empty."""
+    return defaultdict(str, {name: text for name, text in items if name not in HIDDEN})
+
+
+class UnpredictableError(Exception):
+    """Says why a row cannot be predicted."""
 
 
 def number(facts: Facts, column: str) -> float | None:
     """Return a column's number, None where it is empty or missing.
 
-    Raises: UserError where it is something else.
+    Raises: UnpredictableError where it is something else.
     """
     text = facts.get(column, "").strip()
     if not text:
@@ -134,4 +141,17 @@ def number(facts: Facts, column: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"row '{facts.get('id')}': {column} is '{text}', not a number") from None
+        raise UnpredictableError(f"{column} is '{text}', not a number") from None
+
+
+def needed(facts: Facts, column: str) -> float:
+    """Return a column's number.
+
+    Raises: UnpredictableError where there is none above 0.
+    """
+    found = number(facts, column)
+    if found is None:
+        raise UnpredictableError(f"{column} is not stated")
+    if found <= 0:
+        raise UnpredictableError(f"{column} is '{facts[column]}', not a number above 0")
+    return found

@@ -98,6 +98,35 @@ def test_the_bench_is_predicted_as_well_as_docs_say():
     assert own.quantile(0.9) <= 0.12
 
 
+@pytest.mark.parametrize(
+    ("column", "text", "reason"),
+    [
+        ("moe_layers", "", "moe_layers is not stated"),
+        ("misses_per_token", "many", "misses_per_token is 'many', not a number"),
+        ("top_k", "0", "top_k is '0', not a number above 0"),
+        ("bytes_per_expert", "-1", "bytes_per_expert is '-1', not a number above 0"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_leaves_the_others_alone(column, text, reason, tmp_path):
+    def change(rows):
+        rows[3][column] = text
+
+    plain, found = (predict(some("bench", tmp_path, *how)) for how in ((), (change,)))
+    assert found[3].reason == reason
+    assert [p.predicted for p in found[4:]] == [p.predicted for p in plain[4:]]
+
+
+def test_a_table_may_lack_columns(tmp_path):
+    file = tmp_path / "small.csv"
+    file.write_text(
+        "id,group,model,software,gpu,experts_on_gpu,experts_elsewhere,quant,ram\n"
+        "a,g,Qwen3-30B-A3B,llama.cpp,RTX 4090,n-cpu-moe 20,cpu,Q8_0,2x32GB DDR5-6000\n"
+    )
+    [found] = predict(read_rows(file))
+    assert found.predicted
+    assert found.row.measured is None
+
+
 def test_signs_count_pairs_of_one_host_model_and_budget():
     measured = {"measured_ms": [10.0, 12.0, 10.1, 30.0], "predicted_ms": [11.0, 10.0, 9.0, 1.0]}
     same = {"policy": list("abcd"), "group": ["h"] * 4, "model": ["m"] * 4, "budget": list("1112")}
