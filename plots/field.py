@@ -59,7 +59,7 @@ def _scatter(axes: Axes, found: pd.DataFrame) -> None:
 
 
 def _examples(found: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The largest judged group of each class, then the next largest."""
+    """Return the largest judged group of each class, then the next largest."""
     own = found[found["split"] == "judgement"]
     sizes = own.groupby(["kind", "group"]).size().sort_values(ascending=False, kind="stable")
     first = sizes[~sizes.index.get_level_values("kind").duplicated()]

@@ -82,9 +82,9 @@ def scenario(facts: Facts) -> Scenario:
         events = stated(layers, top_k, **counts, split=split)
     expert_ns = size / read
     hits = float(events.hits.sum()) / events.hits.shape[0]
+    gpu_ns = _gpu_ns(facts, layers, read, hits * expert_ns)
     return Scenario(
-        dense_ns=max(0.0, _gpu_ns(facts, layers, read, hits * expert_ns) - hits * expert_ns)
-        / layers,
+        dense_ns=max(0.0, gpu_ns - hits * expert_ns) / layers,
         head_ns=0.0,
         gpu_expert_ns=expert_ns,
         expert_bytes=size,
@@ -96,7 +96,7 @@ def scenario(facts: Facts) -> Scenario:
 
 
 def _gpu_ns(facts: Facts, layers: int, read: float, experts_ns: float) -> float:
-    """The GPU's time a token: profiled, else weights at the card's rate and launches."""
+    """Return the GPU's time a token: profiled, else weights at the card's rate and launches."""
     profiled = number(facts, "G_ms")
     if profiled is not None:
         return 1e6 * profiled
@@ -142,7 +142,7 @@ def _probes(facts: Facts) -> Memory | None:
 
 
 def _from_curve(facts: Facts) -> float | None:
-    """CPU read at the engine's helpers, from the curve of threads."""
+    """Return the CPU's read rate at the engine's helpers, from the curve of threads."""
     curve = facts.get("cpu_read_curve_threads_gbps", "")
     helpers = _helpers(facts)
     if not curve or not helpers:
@@ -153,7 +153,7 @@ def _from_curve(facts: Facts) -> float | None:
 
 
 def _helpers(facts: Facts) -> float:
-    """Threads that compute experts: stated, else the cores that are left; 0 if not known."""
+    """Return the threads that compute experts: stated, else the cores left; 0 if not known."""
     named = parts.cpu(facts["cpu"])
     usable = re.match(r"\d+", facts.get("usable_cores", ""))
     cores = float(usable[0]) if usable else float(named.cores if named else HELPERS_BESIDE)
@@ -165,7 +165,7 @@ def _admitted(facts: Facts) -> bool:
 
 
 def _counts(facts: Facts, layers: int, top_k: int, table: NDArray[np.int64]) -> dict[str, Any]:
-    """Misses, copies in the step, in the background and ahead; stated, else of the same policy.
+    """Return misses and copies, as stated, else of the same policy.
 
     Where copies in the step are not stated, the table of the engine's own law says how many.
     """

@@ -22,8 +22,10 @@ TARGETS = {
 
 
 def errors(predictions: Iterable[Prediction]) -> pd.DataFrame:
-    """Return one row a prediction that has both sides: class, group, id, measured_ms, predicted_ms,
-    error (of time), inside (the interval), and what varies.
+    """Return one row a prediction that has both sides.
+
+    Columns: kind, group, id, measured_ms, predicted_ms, low_ms, high_ms, time_error, inside (the
+    interval), and what varies.
     """
     rows = []
     for p in predictions:
@@ -106,16 +108,18 @@ def by_group(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def relative(part: pd.DataFrame) -> np.ndarray:
-    """Return the errors of the ratios to the group's geometric mean, per model: what is left when
-    the level of a machine is taken out.
+    """Return the errors of the ratios to the group's geometric mean, per model.
+
+    They are what is left when the level of a machine is taken out.
     """
     logs = [np.log(own["predicted_ms"] / own["measured_ms"]) for _, own in part.groupby("model")]
     return np.concatenate([np.expm1(log - log.mean()) for log in logs if len(log) > 1] or [[]])
 
 
 def signs(found: pd.DataFrame) -> tuple[int, int]:
-    """Return (right, all) of the bench's policy changes: pairs of one host, model and budget whose
-    measured times differ by more than `CLEAR`.
+    """Return how many of the bench's policy changes have the right sign, and how many there are.
+
+    A change is a pair of one host, model and budget with measured times more than `CLEAR` apart.
     """
     right, pairs = 0, 0
     bench = found[found["policy"] != ""]

@@ -179,7 +179,7 @@ def _kernel(quant: str) -> float:
 
 
 def _host(report: Report, place: Placement, engine: str) -> tuple[Memory, bool]:
-    """The host's rates: measured, else by RAM and CPU."""
+    """Return the host's rates, measured or by RAM and CPU, and whether they were measured."""
     card, named = parts.gpu(report.gpu), parts.cpu(report.cpu)
     sockets = 2 if re.search(r"\b2x|dual", report.cpu) else 1
     peak = parts.ram_gbps(report.ram, named)

@@ -25,7 +25,7 @@ class Memory:
     both: float  # the sum while both run
 
     def shares(self) -> tuple[float, float]:
-        """The rates of CPU and link while both run, as shares of their rates alone."""
+        """Return the rates of CPU and link while both run, as shares of their rates alone."""
         cpu, link = self.cpu**CONTENTION_POWER, self.link**CONTENTION_POWER
         of_cpu = min(self.cpu, self.both * cpu / (cpu + link))
         of_link = min(self.link, max(self.both - of_cpu, 0.02 * self.link))
@@ -75,7 +75,7 @@ class Scenario:
         return self.copy_call_ns + self.expert_bytes / self.memory.link
 
     def at(self, memory: float, gpu: float) -> Scenario:
-        """The same where memory and link are `memory` times as fast, and the GPU `gpu` times."""
+        """Return the same with memory and link `memory` times as fast, the GPU `gpu` times."""
         return replace(
             self,
             memory=self.memory.scaled(memory),
