@@ -50,7 +50,7 @@ KEYS = {
     "profile": """\
   model=NAME                   whose experts are measured (oled list models); no weights needed
   top_k=N                      of the routing that is to be replayed; default: the model's
-  backend=emulated|cuda
+  backend=emulated|cpu|cuda  link=memory|storage (of backend=cpu; storage reads a file beside out)
   out=FILE.yaml                for hardware=FILE.yaml""",
     "fit": """\
   model=NAME                   see oled list models
@@ -61,7 +61,7 @@ KEYS = {
 }
 
 DEFAULTS = {
-    "profile": {"model": "tiny", "top_k": "", "backend": "emulated", "out": ""},
+    "profile": {"model": "tiny", "top_k": "", "backend": "emulated", "link": "memory", "out": ""},
     "fit": {
         "model": "",
         "gpu_memory": "",
@@ -131,7 +131,9 @@ def _profile(values: Mapping[str, str]) -> int:
     if values["top_k"]:
         model = dataclasses.replace(model, top_k=_top_k(values, model.num_experts))
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    with bench_of(values["backend"], model) as bench:
+    on_disk = values["link"] == "storage"
+    beside = out.with_suffix(".experts") if on_disk else None
+    with bench_of(values["backend"], model, values["link"], beside) as bench:
         profile = measure(bench, model, today)
     file = write_profile(profile, out)
     absent = [f"  absent: {what}: {why}" for what, why in profile["absent"].items()]

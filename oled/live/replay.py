@@ -74,6 +74,7 @@ def live_replay(
     """
     refuse_unsupported(composition, settings)
     refuse_giving_up(composition)
+    kind.refuse(composition)
     steps = routing.steps
     ready = assemble(steps, costs, composition, budget, settings, calibration)
     slots = device_slots(ready, costs, budget, settings.staging_slots)

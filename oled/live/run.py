@@ -85,6 +85,7 @@ def live_run(
     store and stay there as its parameters.
     """
     refuse_unsupported(composition, settings)
+    kind.refuse(composition)
     if settings.batch_size > 1:
         raise UserError(
             f"workload.batch_size={settings.batch_size}: a model decodes live one prompt at a "

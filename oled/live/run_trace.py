@@ -108,6 +108,7 @@ def run_trace(
     """
     refuse_unsupported(composition, settings)
     refuse_giving_up(composition)
+    kind.refuse(composition)
     trace = load(trace_path(source))
     subject = PreparedTrace.of(trace)
     if composition.predictor is not None:

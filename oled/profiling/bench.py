@@ -82,7 +82,13 @@ class Bench(Protocol):
     def cpu_expert(self, tokens: int, threads: int) -> Spread:
         """One expert on the CPU, its weights cold."""
 
-    def together(self) -> Together: ...
+    def together(self) -> Together:
+        """Measure an expert on the CPU lane and a copy, each alone and beside the other."""
+
+    def lanes_beside(self) -> dict[str, float]:
+        """Return how many times slower a lane is while another works, by "gpu beside link" and so
+        on; empty where only `together` is measured.
+        """
 
     def dense_layer(self, model: ModelGeometry, tokens: int, context: int) -> Spread:
         """A layer without its routed experts: kernels only."""

@@ -182,6 +182,9 @@ class DeviceBench:
         copy_beside = [b.ns_since(a) for a, b in pairwise(marks)]
         return Together(cpu_alone, Spread.of(times), copy_alone, Spread.of(copy_beside))
 
+    def lanes_beside(self) -> dict[str, float]:
+        return {}
+
     def dense_layer(self, model: ModelGeometry, tokens: int, context: int) -> Spread:
         return self._dense.layer(model, tokens, context)
 

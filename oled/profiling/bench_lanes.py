@@ -128,6 +128,9 @@ class LanesBench:
             copy_beside=_beside(computing, copying).scaled(1 / copies),
         )
 
+    def lanes_beside(self) -> dict[str, float]:
+        return {}
+
     def dense_layer(self, model: ModelGeometry, tokens: int, context: int) -> Spread:
         return self._dense.layer(model, tokens, context)
 

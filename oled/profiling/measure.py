@@ -200,11 +200,13 @@ def _cpu(bench: Bench, model: ModelGeometry, known: Mapping[str, Number]) -> Par
         "cpu_token_tile": put_in(1.0, "tokens", "the table has the tiles"),
         "cpu_call": time_of(bench.cpu_call()),
     }
-    measurements = {
+    measurements: dict[str, Any] = {
         "cpu_expert_by_threads_us": spreads(_by_threads(bench)),
         "weights_read_at_stream_rate_us": round(size / (moved / stream.value) / 1e3, 2),
         "times_slower_beside_the_other": {k: round(v, 3) for k, v in slower.items()},
     }
+    if beside := bench.lanes_beside():
+        measurements["times_slower_beside_another_lane"] = beside
     times = table_of([[t] for t in by_tokens])
     table = {"expert_bytes": size, "tokens": list(_TOKENS), "time": times}
     return Part(numbers, measurements, {"cpu_tables": [table]})

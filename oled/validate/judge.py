@@ -122,6 +122,7 @@ def row(pair: Pair, steps: Steps) -> dict[str, Any]:
         "decided_alike": pair.decided_alike,
         "outputs_identical": pair.outputs_identical,
         "outputs_error": pair.outputs_error,
+        "prefill_error": _prefill_error(live, simulated, kept & ~is_decoding(steps)),
         "live_tpot_ns": _number(live_tpot),
         "simulated_tpot_ns": _number(simulated_tpot),
         "tpot_error": _number(live_tpot / simulated_tpot - 1),
@@ -133,6 +134,13 @@ def row(pair: Pair, steps: Steps) -> dict[str, Any]:
         "repeats": len(pair.live_ns),
         "decide_ns_per_forward": pair.decide_ns,
     }
+
+
+def _prefill_error(
+    live: NDArray[np.float64], simulated: NDArray[np.float64], prefill: NDArray[np.bool_]
+) -> float | None:
+    """Return the error of the forwards `prefill` bool[F] together; None where there are none."""
+    return _ratio(float(live[prefill].sum()), float(simulated[prefill].sum()))
 
 
 def judge(rows: Sequence[dict[str, Any]], *, gated: bool = True) -> dict[str, Any]:

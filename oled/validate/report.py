@@ -43,6 +43,7 @@ def text(report: Mapping[str, Any]) -> str:
             f"TPOT error: median {_share(report['tpot_error_median_abs'])}, at most "
             f"{_share(report['tpot_error_max_abs'])}; P95 of forwards at most "
             f"{_share(report['forward_error_p95_abs'])}",
+            *_real_clock(report),
             f"ranking: Spearman {'-' if spearman is None else f'{spearman:.3f}'}, worst swap "
             f"{report['ranking_worst_swap']:.1%}",
             f"deciding takes up to {decide_ns / 1e3:.0f} us a forward, from the ids on (wall; the "
@@ -55,6 +56,26 @@ def text(report: Mapping[str, Any]) -> str:
             + ("" if report["gated"] else " (of decisions and outputs only)"),
         ]
     )
+
+
+def _real_clock(report: Mapping[str, Any]) -> list[str]:
+    """Errors of prefill and decode, and the load of others, where lanes keep no times."""
+    if "prefill_error_median_abs" not in report:
+        return []
+    rows = report["configurations"]
+    lines = [
+        f"clock without pacing, {name}: median error {_share(report[f'{key}_median_abs'])}, P95 "
+        f"{_share(report[f'{key}_p95_abs'])}; by configuration "
+        + " ".join(_share(row.get(key), "+", 1) for row in rows)
+        for name, key in (("prefill", "prefill_error"), ("decode", "tpot_error"))
+    ]
+    load = report["other_load"]
+    if load is not None:
+        lines.append(
+            f"other processes took {load['others']:.0%} of the CPUs, others' systems "
+            f"{load['stolen']:.0%}"
+        )
+    return lines
 
 
 _HEAD = (

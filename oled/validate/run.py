@@ -27,8 +27,9 @@ from oled.sim.api import calibrate, refuse_what_is_missing
 from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
 from oled.trace import Trace
-from oled.validate.devices import definitions, judge_device
+from oled.validate.devices import GOALS, definitions, judge_device
 from oled.validate.judge import DEFINITIONS, judge, row
+from oled.validate.other_load import CpuTimes
 from oled.validate.pace import Pace
 from oled.validate.pairs import Configuration, Plan, run_pairs
 
@@ -69,6 +70,8 @@ def validate(
     began = time.perf_counter()
     subject = PreparedTrace.of(trace)
     configurations = _configurations(trace, subject, plan, settings, calibration)
+    for chosen in configurations:
+        kind.refuse(chosen.composition)
     routing = configurations[0].routing
     steps = routing.steps
     form = form_of(trace.geometry, None if kind.keeps_time else geometry)
@@ -90,14 +93,18 @@ def validate(
     )
     resident = _resident(kind, configurations, costs, size)
     filling = partial(tqdm, desc="random experts", unit="expert", disable=None)
+    before = CpuTimes.now()
     store = kind.random(form, steps.num_experts, settings.seed, numbers, filling)
     with kind.held(store):
         pairs = run_pairs(store, costs, configurations, plan, resident, kind=kind, paced=pace.kept)
+    after = CpuTimes.now()
+    load = None if before is None or after is None else after.since(before)
     strangers = [] if kind.keeps_time else list(foreign(profile, kind.machine))
     gated = gated and pace.kept and not strangers
     return {
-        **_judged([row(pair, steps) for pair in pairs], kind, gated),
+        **_judged([row(pair, steps) for pair in pairs], kind, gated, load),
         "backend": kind.name,
+        "link": "memory" if kind.expert_file is None else "storage",
         "resident_share": resident.settings.slots,
         "paced": pace.kept,
         "gated": gated,
@@ -140,13 +147,17 @@ def _configurations(
     return found
 
 
-def _judged(rows: list[dict[str, Any]], kind: Kind[Any], gated: bool) -> dict[str, Any]:
-    """Definitions, figures and verdict, and the configurations that they come from."""
+def _judged(
+    rows: list[dict[str, Any]], kind: Kind[Any], gated: bool, load: dict[str, float] | None
+) -> dict[str, Any]:
+    """Return definitions, figures and verdict, and the configurations that they come from."""
     told = DEFINITIONS.splitlines()
     if kind.keeps_time:
         return {"definitions": told, **judge(rows, gated=gated), "configurations": rows}
-    told += definitions(kind.tolerance).splitlines()
-    return {"definitions": told, **judge_device(rows, gated=gated), "configurations": rows}
+    goals = GOALS[kind.name]
+    told += definitions(kind.tolerance, goals).splitlines()
+    verdict = judge_device(rows, gated=gated, goals=goals, load=load)
+    return {"definitions": told, **verdict, "configurations": rows}
 
 
 def _resident(

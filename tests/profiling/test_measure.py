@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 
 import numpy as np
 import pytest
 import torch
 import yaml
 
+from oled.errors import UserError
 from oled.hardware import load_profile
 from oled.hardware.profile import DIMENSIONS
 from oled.hardware.shape import ExpertShape
@@ -19,6 +21,7 @@ from oled.profiling import bench, bench_device
 from oled.profiling import measure as profiling
 from oled.profiling.bench import Spread, Together, timed
 from oled.profiling.bench_device import DeviceBench
+from oled.profiling.bench_kinds import bench_of
 from oled.profiling.bench_lanes import LanesBench
 from oled.profiling.file import flops_of, put_in, rate_of, table_of, time_of, write_profile
 from tests.hardware.shapes import costs
@@ -41,6 +44,36 @@ def quick(monkeypatch):
     monkeypatch.setattr(
         profiling.simulator, "decide", lambda _: {"decide_ns_per_forward": 19_000.0}
     )
+
+
+@pytest.mark.parametrize("link", ["memory", "storage"])
+def test_the_lanes_of_the_real_clock_alone_and_beside_each_other(link, tmp_path):
+    file = tmp_path / "experts" if link == "storage" else None
+    with bench_of("cpu", SMALL, link, file) as made:
+        before = os.sched_getaffinity(0)
+        measured = profiling.measure(made, SMALL, "2026-11-30")
+        assert os.sched_getaffinity(0) == before
+    assert list(tmp_path.iterdir()) == []
+    profile = load_profile(write_profile(measured, tmp_path / "mine.yaml"))
+    assert (profile.name, profile.dtype, profile.device) == ("cpu", "float32", made.device)
+    assert profile.gpu_tables[0].expert_bytes == profile.cpu_tables[0].expert_bytes
+    assert set(measured["measurements"]["times_slower_beside_another_lane"]) == {
+        f"{one} beside {other}"
+        for one in ("gpu", "link", "cpu") for other in ("gpu", "link", "cpu") if one != other
+    }  # fmt: skip
+    assert measured["machine"]["link"] == link
+    assert ("queue_depth" in measured["machine"]) == (link == "storage")
+
+
+def test_a_file_that_is_there_is_not_overwritten(tmp_path):
+    file = tmp_path / "mine"
+    file.write_bytes(b"precious")
+    with (
+        pytest.raises(UserError, match="is there already"),
+        bench_of("cpu", SMALL, "storage", file),
+    ):
+        pass
+    assert file.read_bytes() == b"precious"
 
 
 def device_bench(**changes):

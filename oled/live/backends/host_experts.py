@@ -12,7 +12,6 @@ from typing import Protocol
 
 import numpy as np
 
-from oled.errors import UserError
 from oled.live.direct_io import BLOCK_BYTES, DirectReader, rounded_up
 from oled.live.expert_file import ExpertFile
 from oled.live.kernels import copy_poisoned
@@ -116,10 +115,7 @@ class OnDisk:
         target[: BLOCK_BYTES // _NUMBER] = self._first_blocks[slot].view(np.float32)
 
     def copy_back(self, row: int, source: Floats) -> None:
-        raise UserError(
-            f"{self._file.path}: the policy writes evicted experts back, and an expert file is "
-            f"only read; take link=memory or another policy"
-        )
+        raise RuntimeError(f"{self._file.path} is only read: see `Kind.refuse`")
 
     def batches(self, row: Ints, chosen: Ints) -> Iterator[tuple[Floats, Ints, Ints]]:
         block = self._on_cpu.view(np.float32).reshape(1, -1)

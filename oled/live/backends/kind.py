@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from oled.errors import UserError
 from oled.live.backends import Backend
 from oled.live.kernels import ExpertForm
 from oled.live.store import Numbers, Preflight, Store, free_host_memory
+from oled.policies.composition import Composition
 from oled.policies.interface import Costs
 from oled.types import Ints
 
@@ -36,6 +38,14 @@ class Kind(Generic[S]):
     held: Callable[[S], AbstractContextManager[None]]  # for several runs: pinned once
     failures: Callable[[], AbstractContextManager[None]]  # what the device says, in one line
     expert_file: Path | None = None  # of a store that is not in the host's memory
+
+    def refuse(self, composition: Composition) -> None:
+        """Raise UserError for what the store of this backend does not allow."""
+        if composition.writes_back and self.expert_file is not None:
+            raise UserError(
+                f"policy '{composition.name}' writes evicted experts back, and the file of "
+                f"link=storage is only read; take link=memory or another policy"
+            )
 
     def preflight(
         self, store: int, slots: int, *, building: int = 0, replaced: int = 0, beside: int = 0
