@@ -119,6 +119,7 @@ def run_trace(
     routing = Routing.of(trace, subject.steps, 0, forwards or most, settings.batch_size)
     steps = routing.steps
     form = form_of(trace.geometry, geometry)
+    geometry = kind.as_kept(geometry)
     numbers = NUMBERS[kind.numbers[0]]
     size = form.size * numbers.bytes
     own = replace(trace.geometry, expert_bytes=(size,) * steps.num_layers)

@@ -75,6 +75,7 @@ def validate(
     routing = configurations[0].routing
     steps = routing.steps
     form = form_of(trace.geometry, None if kind.keeps_time else geometry)
+    geometry = kind.as_kept(geometry)
     numbers = NUMBERS[kind.numbers[0]]
     size = form.size * numbers.bytes  # that the live side moves, whatever the trace counts
     own = replace(trace.geometry, expert_bytes=(size,) * steps.num_layers)

@@ -13,11 +13,13 @@ from oled.errors import UserError
 from oled.live.backends import LaneError
 from oled.live.backends.cpu import Cpu, cpu_kind
 from oled.live.backends.host_experts import OnDisk
+from oled.live.backends.kinds import EMULATED
 from oled.live.direct_io import BLOCK_BYTES, DirectReader, measured_depth
 from oled.live.executor import Executor
 from oled.live.expert_file import HEADER_BYTES, ExpertFile
 from oled.live.kernels import SILU, ExpertForm
 from oled.live.store import HostStore, page_aligned
+from oled.models.catalogue import model_geometry
 from tests.live.build import RESIDENT, demo, run
 from tests.live.configured import configured, prefetching
 
@@ -100,6 +102,14 @@ def test_a_lane_that_does_not_wait_for_a_landing_gets_nan(linked, monkeypatch):
     monkeypatch.setattr(Cpu, "_copy_all", told_before_it_lands)
     wrong = run(ready, "lru", 20, kind=kind).outputs
     assert any(np.isnan(step).any() for step in wrong.steps)
+
+
+def test_costs_are_those_of_the_numbers_that_are_copied(linked):
+    _, kind = linked
+    model = model_geometry("llada2_mini")
+    assert kind.as_kept(model).expert_bytes == 4 * model.expert_params == 2 * model.expert_bytes
+    assert EMULATED.as_kept(model) is model
+    assert kind.as_kept(None) is None
 
 
 def test_work_is_the_time_that_jobs_took(linked):

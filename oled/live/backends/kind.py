@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from oled.errors import UserError
 from oled.live.backends import Backend
 from oled.live.kernels import ExpertForm
-from oled.live.store import Numbers, Preflight, Store, free_host_memory
+from oled.live.store import NUMBERS, Numbers, Preflight, Store, free_host_memory
+from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
 from oled.policies.interface import Costs
 from oled.types import Ints
@@ -46,6 +47,12 @@ class Kind(Generic[S]):
                 f"policy '{composition.name}' writes evicted experts back, and the file of "
                 f"link=storage is only read; take link=memory or another policy"
             )
+
+    def as_kept(self, model: ModelGeometry | None) -> ModelGeometry | None:
+        """Return the model with weights in this backend's numbers, unless its lanes keep time."""
+        if model is None or self.keeps_time:
+            return model
+        return replace(model, weight_bytes=float(NUMBERS[self.numbers[0]].bytes))
 
     def preflight(
         self, store: int, slots: int, *, building: int = 0, replaced: int = 0, beside: int = 0
