@@ -12,6 +12,7 @@ import pytest
 
 from oled.bundled.studies.recorded import problems
 from oled.paths import traces_dir
+from oled.record import overhead
 from oled.studies.reproduce import reproduce
 from oled.sweeps import Workers
 from oled.trace import load
@@ -34,6 +35,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OLED_CACHE", str(folder / "cache"))
         patch.chdir(folder)  # recordings go below the working directory
+        patch.setattr(overhead, "MAX_PASSES", 4)  # of each recording's own cost
         return reproduce("systems", folder, small=True, workers=Workers(count=1))
 
 
