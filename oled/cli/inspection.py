@@ -63,10 +63,10 @@ def _check(arguments: Arguments) -> int:
 
 def _stats(arguments: Arguments) -> int:
     from oled.trace import load
-    from oled.trace.stats import locality
+    from oled.trace.stats import locality, locality_lines
 
     found = locality(load(trace_path(arguments.trace), allow_partial=arguments.partial))
-    _show(arguments, found.to_json(), found.lines())
+    _show(arguments, found.to_json(), locality_lines(found))
     if arguments.plot is not None:
         files = _draw("locality", found.to_json(), arguments.plot.parent, arguments.plot.stem)
         print(files, file=sys.stderr)

@@ -2,7 +2,7 @@
 
 A verification computes several *states*: the one where the model stands, and those that the draft
 has reached from it. In block diffusion a state is a copy of the block, in autoregressive text a
-position. F forwards, N tokens of all forwards, V verifications.
+position. F forwards, `tokens` all tokens of all forwards, V verifications.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def undrafted(trace: Trace) -> Trace:
     first = offsets_of(steps)
     owner = _owner(old)
     kept = np.flatnonzero(state < steps[owner])
-    forward = first[owner] + state  # [N] new numbers of the tokens' forwards
+    forward = first[owner] + state  # [tokens] new numbers of the tokens' forwards
     source = np.repeat(np.arange(len(steps)), steps)  # [F'] where a forward comes from
     nth = np.arange(len(source)) - first[source]
     offsets = offsets_of(np.bincount(forward[kept], minlength=len(source)))
-    place = np.zeros(len(owner), dtype=np.int64)  # [N] new places in their forwards
+    place = np.zeros(len(owner), dtype=np.int64)  # [tokens] new places in their forwards
     place[kept] = np.arange(len(kept)) - offsets[forward[kept]]
 
     verified, in_block = old.phase[source] == Phase.VERIFY, old.block[source] >= 0
@@ -181,7 +181,7 @@ def _predicted(trace: Trace, verify: Ints) -> Ints:
     coming = np.searchsorted(verify, table.forward[said])
     known = coming < len(verify)  # a partial trace may end in a draft
     about = verify[np.minimum(coming, len(verify) - 1)] << 32 | table.target[said] << 16
-    keys = np.repeat(about, lengths) | table.expert[entry]
+    keys = np.repeat(about, lengths) | table.expert_ids[entry]
     return np.unique(keys[np.repeat(known, lengths)])
 
 

@@ -18,20 +18,20 @@ NEVER = 2**62  # a next use that does not come
 
 @njit
 def aggregate(
-    step_begin: Array,  # i64[S] first row of a step
-    step_end: Array,  # i64[S]
-    step_forward: Array,  # i64[S] forward as numbered in the trace
-    step_layer: Array,  # i64[S] dense layer
+    step_begin: Array,  # i64[steps] first row of a step
+    step_end: Array,  # i64[steps]
+    step_forward: Array,  # i64[steps] forward as numbered in the trace
+    step_layer: Array,  # i64[steps] dense layer
     token: Array,  # u16[R]
     expert_ids: Array,  # u16[R, k]
     weights: Array,  # f32[R, k]
     has_weights: bool,
     token_offsets: Array,  # i64[F+1]
-    state: Array,  # u8[N]
-    confidence: Array,  # f32[N]
+    state: Array,  # u8[tokens]
+    confidence: Array,  # f32[tokens]
     num_experts: Array,  # i64[L]
     zero_experts: int,
-    offsets: Array,  # out i64[S+1]
+    offsets: Array,  # out i64[steps+1]
     expert: Array,  # out u16
     count: Array,  # out i32
     mass: Array,  # out f32[., 4]
@@ -152,13 +152,13 @@ def _write_entries(
 @njit
 def next_uses(
     request: Array,  # i64[F]
-    step_forward: Array,  # i64[S]
-    step_layer: Array,  # i64[S]
-    offsets: Array,  # i64[S+1]
-    expert: Array,  # u16[N]
+    step_forward: Array,  # i64[steps]
+    step_layer: Array,  # i64[steps]
+    offsets: Array,  # i64[steps+1]
+    expert: Array,  # u16[entries]
     num_experts: Array,  # i64[L]
     persistent: bool,
-    result: Array,  # out i64[N]
+    result: Array,  # out i64[entries]
 ) -> None:
     """Find each entry's next step of its layer that uses the expert, from the last step back."""
     layers, most = num_experts.shape[0], num_experts.max()
@@ -182,14 +182,14 @@ def merge_steps(
     member_offsets: Array,  # i64[G+1] members of a merged forward
     members: Array,  # i64[.] forwards, in row order
     step_offsets: Array,  # i64[F+1]
-    step_layer: Array,  # i64[S]
-    offsets: Array,  # i64[S+1]
+    step_layer: Array,  # i64[steps]
+    offsets: Array,  # i64[steps+1]
     expert: Array,
     count: Array,
     mass: Array,
     last_token: Array,
     num_experts: Array,  # i64[L]
-    merged: Array,  # out i64[S] the merged step of each step
+    merged: Array,  # out i64[steps] the merged step of each step
     out_step_offsets: Array,  # out i64[G+1]
     out_layer: Array,  # out i64[.]
     out_offsets: Array,  # out i64[.]
@@ -279,7 +279,7 @@ def mean_by_step(
     active: Array,  # bool[Q]
     expert_ids: Array,  # u16[Q, m]
     values: Array,  # f32[Q, m]
-    result: Array,  # out f32[S, E], zeroed
+    result: Array,  # out f32[steps, E], zeroed
 ) -> None:
     """Average the values of a step's active rows; rows of a step follow each other."""
     sums = np.zeros(result.shape[1], dtype=np.float64)

@@ -78,13 +78,13 @@ def _predictions(
     rows = kept[table.forward]
     lengths = np.diff(table.offsets)
     entries = np.repeat(rows, lengths)
-    columns = _take(table, rows, but=("offsets", "expert", "score", "names"))
+    columns = _take(table, rows, but=("offsets", "expert_ids", "scores", "names"))
     columns["forward"] = number[columns["forward"]]
     return PredictionTable(
         **columns,
         offsets=offsets_of(lengths[rows]),
-        expert=table.expert[entries],
-        score=table.score[entries],
+        expert_ids=table.expert_ids[entries],
+        scores=table.scores[entries],
         names=table.names,
     )
 

@@ -226,7 +226,7 @@ def prediction_table(data: pa.Table) -> PredictionTable:
         target=data.column("target").to_numpy().copy(),
         predictor=np.array(predictor, dtype=np.uint8),
         offsets=offsets - offsets[0],
-        expert=experts.flatten().to_numpy().copy(),
-        score=scores.flatten().to_numpy().copy(),
+        expert_ids=experts.flatten().to_numpy().copy(),
+        scores=scores.flatten().to_numpy().copy(),
         names=tuple(names),
     )

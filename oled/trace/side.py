@@ -77,11 +77,11 @@ def predictions_by_step(
             f"(`oled record heads=FILE` records what trained predictors say)"
         )
     limit = np.array(trace.geometry.experts_per_layer)[about]
-    outside = np.flatnonzero(table.expert >= np.repeat(limit, np.diff(table.offsets)))
+    outside = np.flatnonzero(table.expert_ids >= np.repeat(limit, np.diff(table.offsets)))
     if len(outside):
         raise TraceError(
-            f"{trace.path}: a prediction names expert {table.expert[outside[0]]}, which its target "
-            f"layer does not have; run `oled check` on it"
+            f"{trace.path}: a prediction names expert {table.expert_ids[outside[0]]}, which its "
+            f"target layer does not have; run `oled check` on it"
         )
     step = index.find(table.forward.astype(np.int64), said)
     wanted = np.flatnonzero((table.predictor == table.names.index(name)) & (step >= 0))
@@ -101,4 +101,4 @@ def predictions_by_step(
     lengths[row + 1] = np.diff(table.offsets)[wanted]
     offsets = np.cumsum(lengths)
     gather = ranges_of(table.offsets[wanted], lengths[row + 1])
-    return offsets, table.expert[gather], table.score[gather], horizons
+    return offsets, table.expert_ids[gather], table.scores[gather], horizons

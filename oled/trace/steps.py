@@ -1,9 +1,9 @@
 """Steps: what a policy is shown, built once per trace and shared by all configurations.
 
-A step is one MoE layer of one forward. Letters: F forwards, S steps, N active entries (expert of a
-step), L MoE layers, E experts of the widest layer, H prediction horizons. Everything is CSR:
-forward f has steps `step_offsets[f]:step_offsets[f+1]`, step s has entries
-`offsets[s]:offsets[s+1]`, sorted by expert id. PAD tokens and zero experts have no part in it.
+A step is one MoE layer of one forward; an entry is an active expert of a step. Letters: F forwards,
+L MoE layers, E experts of the widest layer, H prediction horizons. Everything is CSR: forward f has
+steps `step_offsets[f]:step_offsets[f+1]`, step s has entries `offsets[s]:offsets[s+1]`, sorted by
+expert id. PAD tokens and zero experts have no part in it.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class Steps:
     produced: Ints  # [F]
     source: Ints  # [F] forward number in the trace
     step_offsets: Ints  # [F+1]
-    forward: Ints  # [S]
-    layer: Ints  # [S] place 0..L-1 in the geometry
-    offsets: Ints  # [S+1]
-    expert: ExpertIds  # [N]
-    count: NDArray[np.int32]  # [N] tokens routed to the expert
-    mass: Floats  # [N, 4] see GATE
-    last_token: NDArray[np.int32]  # [N] largest token*k + slot: order of token-major replay
+    forward: Ints  # [steps]
+    layer: Ints  # [steps] place 0..L-1 in the geometry
+    offsets: Ints  # [steps+1]
+    expert: ExpertIds  # [entries]
+    count: NDArray[np.int32]  # [entries] tokens routed to the expert
+    mass: Floats  # [entries, 4] see GATE
+    last_token: NDArray[np.int32]  # [entries] largest token*k + slot: order of token-major replay
     num_experts: Ints  # [L]
     expert_bytes: Ints  # [L]
     top_k: int
-    scores: Floats | None = None  # [S, E] mean router score over active tokens
-    pred_offsets: Ints | None = None  # [S*H+1] row s*H+h-1: said at s about h MoE layers ahead,
+    scores: Floats | None = None  # [steps, E] mean router score over active tokens
+    pred_offsets: Ints | None = None  # [steps*H+1] row s*H+h-1: said at s about h MoE layers ahead,
     # where counting goes on into the next forward: h = L is the same layer there
     pred_expert: ExpertIds | None = None
     pred_score: Floats | None = None
@@ -66,7 +66,7 @@ class Steps:
 
     @property
     def num_steps(self) -> int:
-        """S."""
+        """Layer-steps."""
         return len(self.layer)
 
     @property

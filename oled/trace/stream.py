@@ -29,7 +29,7 @@ class TraceStream:
     manifest: Manifest
     hash: str
     forwards: Columns  # [F] as in the table
-    tokens: Columns  # [N] as in the table
+    tokens: Columns  # [tokens] as in the table
     token_offsets: Ints  # [F+1]
 
     @classmethod

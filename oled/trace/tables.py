@@ -1,6 +1,6 @@
 """A trace in memory: contiguous, writable NumPy columns, and their Parquet schemas.
 
-F forwards, N tokens of all forwards, R routing rows, k top-k, m kept scores.
+F forwards, `tokens` all tokens of all forwards, R routing rows, k top-k, m kept scores.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class ForwardTable:
 class TokenTable:
     """One entry per (forward, token)."""
 
-    position: NDArray[np.uint32]  # [N]
-    token_id: NDArray[np.int32]  # [N] -1 unknown
-    confidence: Floats  # [N] NaN unknown
-    state: NDArray[np.uint8]  # [N] TokenState
-    accepted: NDArray[np.uint8]  # [N]
+    position: NDArray[np.uint32]  # [tokens]
+    token_id: NDArray[np.int32]  # [tokens] -1 unknown
+    confidence: Floats  # [tokens] NaN unknown
+    state: NDArray[np.uint8]  # [tokens] TokenState
+    accepted: NDArray[np.uint8]  # [tokens]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,8 +73,8 @@ class PredictionTable:
     target: ExpertIds  # [P] absolute: what it is about
     predictor: NDArray[np.uint8]  # [P] index into `names`
     offsets: Ints  # [P+1]
-    expert: ExpertIds  # [M]
-    score: Floats  # [M]
+    expert_ids: ExpertIds  # [offsets[-1]]
+    scores: Floats  # [offsets[-1]]
     names: tuple[str, ...]
 
 

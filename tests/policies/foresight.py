@@ -41,8 +41,8 @@ def foreseen(trace: Trace) -> Trace:
         target=np.append(before.target, layers[[t % count for _, t, _ in rows]]).astype(np.uint16),
         predictor=np.append(before.predictor, [names.index(n) for *_, n in rows]).astype(np.uint8),
         offsets=np.append(before.offsets, before.offsets[-1] + np.cumsum(sizes)),
-        expert=np.append(before.expert, steps.expert[entries]).astype(np.uint16),
-        score=np.append(before.score, 0.5 * steps.count[entries]).astype(np.float32),
+        expert_ids=np.append(before.expert_ids, steps.expert[entries]).astype(np.uint16),
+        scores=np.append(before.scores, 0.5 * steps.count[entries]).astype(np.float32),
         names=names,
     )
     return dataclasses.replace(trace, predictions=more)
@@ -74,8 +74,8 @@ def drafted(trace: Trace) -> Trace:
         target=layers[steps.layer[drafts]].astype(np.uint16),
         predictor=np.zeros(len(drafts), np.uint8),
         offsets=np.append(0, np.cumsum(sizes)),
-        expert=steps.expert[entries],
-        score=steps.count[entries].astype(np.float32),
+        expert_ids=steps.expert[entries],
+        scores=steps.count[entries].astype(np.float32),
         names=("draft",),
     )
     forwards_then = dataclasses.replace(trace.forwards, phase=phase)

@@ -13,7 +13,7 @@ from oled.trace import ForwardRecord, Phase, TokenState, load
 from oled.trace.check import check
 from oled.trace.drafts import Verifications, undrafted
 from oled.trace.schema import Prediction
-from oled.trace.stats import stats
+from oled.trace.stats import locality_lines, stats
 
 MASKED, DECODED = TokenState.MASKED, TokenState.DECODED
 LENGTH = 2  # of a block
@@ -112,7 +112,7 @@ def test_without_drafts_each_step_that_counted_is_a_forward(tmp_path: Path) -> N
     found = stats(folder)
     assert (found.chain, found.forwards) == ("denoise", 3)
     assert found.drafts is not None
-    assert any("draft acceptance 1.000" in line for line in found.lines())
+    assert any("draft acceptance 1.000" in line for line in locality_lines(found))
 
 
 def test_in_text_a_state_is_a_position(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from small import DECODED, MASKED, PAD, PROMPT, diffusion, geometry, manifest, record, routes
 
 from oled.trace import ForwardRecord, Phase, trace_of_records
-from oled.trace.stats import locality
+from oled.trace.stats import locality, locality_lines
 from oled.trace.stats.estimate import ratio, spearman
 
 SHAPE = geometry([8, 12, 10])
@@ -177,13 +177,13 @@ def test_prefill_alone_has_popularity_only() -> None:
     assert found.overlap == {}
     assert found.active is None
     assert json.loads(json.dumps(found.to_json()))["overlap"] == {}
-    assert found.lines()
+    assert locality_lines(found)
 
 
 def test_json_and_text_hold_the_figures(found) -> None:
     data = json.loads(json.dumps(found.to_json()))
     assert data["overlap"]["1"]["of_new"]["value"] == round(found.overlap[1].of_new.value, 6)
-    text = "\n".join(found.lines())
+    text = "\n".join(locality_lines(found))
     for words in ("gap 1", "boundary, from commit", "masked to masked", "experts without a token"):
         assert words in text
 
@@ -226,4 +226,4 @@ def test_overlap_needs_the_order_of_forwards() -> None:
     for changes, pairs in (({}, 2), ({"lacks": ("requests",)}, 3), ({"ordered": False}, 0)):
         found = locality(trace_of_records(manifest(SHAPE, **changes), steps))
         assert sum(overlap.pairs for gap, overlap in found.overlap.items() if gap == 1) == 3 * pairs
-        assert found.lines()
+        assert locality_lines(found)

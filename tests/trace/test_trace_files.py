@@ -134,7 +134,7 @@ def test_side_tables_round_trip(tmp_path: Path) -> None:
     assert trace.scores is not None
     assert trace.predictions.names == ("gate",)
     np.testing.assert_array_equal(trace.predictions.offsets, [0, 2, 3])
-    np.testing.assert_array_equal(trace.predictions.expert, [3, 4, 7])
+    np.testing.assert_array_equal(trace.predictions.expert_ids, [3, 4, 7])
     np.testing.assert_array_equal(trace.predictions.target, [2, 3])
     flat = weights.reshape(-1, 2).astype(np.float32)
     np.testing.assert_array_equal(trace.scores.values, np.concatenate([flat, flat]))
@@ -328,7 +328,7 @@ def test_selected_requests_are_what_was_recorded_of_them(interleaved: bool) -> N
     alone = trace_of_records(manifest(SHAPE), kept)
     assert cut.predictions is not None
     assert alone.predictions is not None
-    for name in ("forward", "layer", "target", "predictor", "offsets", "expert", "score"):
+    for name in ("forward", "layer", "target", "predictor", "offsets", "expert_ids", "scores"):
         np.testing.assert_array_equal(
             getattr(cut.predictions, name), getattr(alone.predictions, name)
         )

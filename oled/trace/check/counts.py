@@ -24,7 +24,7 @@ class Expected:
     tokens: Ints  # [F]
     phase: Ints  # [F]
     token_offsets: Ints  # [F+1]
-    pad: Bools  # [N]
+    pad: Bools  # [tokens]
 
     def places(self, rows: RowGroup, layers: Ints) -> tuple[Ints, Bools]:
         """Return dense layers of rows, and whether forward, layer and token are all known."""

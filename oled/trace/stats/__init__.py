@@ -3,5 +3,6 @@
 from oled.trace.stats.estimate import Estimate
 from oled.trace.stats.locality import Locality, Overlap, Persistence
 from oled.trace.stats.measure import locality, stats
+from oled.trace.stats.text import locality_lines
 
-__all__ = ["Estimate", "Locality", "Overlap", "Persistence", "locality", "stats"]
+__all__ = ["Estimate", "Locality", "Overlap", "Persistence", "locality", "locality_lines", "stats"]

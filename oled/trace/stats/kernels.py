@@ -74,10 +74,10 @@ def _product(a: int, b: int, offsets: Array, expert: Array, count: Array) -> tup
 def compare_routes(
     old: Array,  # i64[P] steps
     new: Array,  # i64[P] of the same layers
-    source: Array,  # i64[S] forward of a step as numbered in the trace
+    source: Array,  # i64[steps] forward of a step as numbered in the trace
     layer: Array,
-    begin: Array,  # i64[S] rows of a step
-    end: Array,  # i64[S]
+    begin: Array,  # i64[steps] rows of a step
+    end: Array,  # i64[steps]
     token: Array,  # u16[R]
     expert_ids: Array,  # u16[R, k]
     token_offsets: Array,  # i64[F+1] by number in the trace

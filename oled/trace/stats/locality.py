@@ -123,12 +123,6 @@ class Locality:
         data: dict[str, Any] = _plain(self)
         return data
 
-    def lines(self) -> list[str]:
-        """Return lines for people."""
-        from oled.trace.stats.text import locality_lines
-
-        return locality_lines(self)
-
 
 def _plain(value: Any) -> Any:
     match value:

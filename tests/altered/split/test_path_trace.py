@@ -93,7 +93,9 @@ def test_a_trace_by_hand() -> None:
     assert said is not None
     assert said.layer.tolist() == [1, 4]
     assert said.target.tolist() == [2, 5]
-    assert said.expert.tolist() == [1, 0, 2] * 2  # 0.3 + 0.6, 0.7, 0.4; the pad's are not wanted
+    assert (
+        said.expert_ids.tolist() == [1, 0, 2] * 2
+    )  # 0.3 + 0.6, 0.7, 0.4; the pad's are not wanted
     steps = build_steps(halves)
     assert steps.expert[: steps.offsets[1]].tolist() == [0, 1]
     assert steps.count[: steps.offsets[1]].tolist() == [2, 1]  # a token that shares counts once
