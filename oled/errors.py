@@ -11,9 +11,18 @@ class UserError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Hint at the known name closest to `word`, or name all of them."""
+    """Return a hint to append to a message: the known name closest to `word`, or all of them.
+
+    Case does not count; then a name that begins with the word, the closest spelling, and a name
+    that holds the word, in this order.
+    """
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1)
-    if close:
-        return f"did you mean '{close[0]}'?"
+    lower = {name.lower(): name for name in reversed(names)}
+    asked = word.lower()
+    starts = [name for name in names if asked and name.lower().startswith(asked)]
+    close = difflib.get_close_matches(asked, lower, n=1)
+    parts = [name for name in names if len(asked) > 2 and asked in name.lower()]
+    for found in ([lower[asked]] if asked in lower else []), starts[:1], close, parts[:1]:
+        if found:
+            return f"did you mean '{lower.get(found[0], found[0])}'?"
     return "known: " + ", ".join(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oled.cli.jobs import Values, checkpoint, decoding, folder_of, rule_of, source_of
+from oled.cli.jobs import Done, Values, checkpoint, decoding, rule_of
 from oled.errors import UserError
 from oled.results import table as results
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from oled.running.alteration import Alteration
 
 
-def quality(values: Values, out: Path, in_sweep: bool) -> str:
-    """A model with and without a change of its experts: OUT/quality.json."""
+def quality(values: Values, out: Path) -> Done:
+    """Measure a model with and without a change of its experts: OUT/quality.json."""
     from oled import record
     from oled.paths import traces_dir
     from oled.quality.measure import quality
@@ -39,8 +39,8 @@ def quality(values: Values, out: Path, in_sweep: bool) -> str:
     return _written(out, found, alteration)
 
 
-def paths(values: Values, out: Path, in_sweep: bool) -> str:
-    """A model on pruned paths, or made-up paths for a trace: OUT/trace."""
+def paths(values: Values, out: Path) -> Done:
+    """Record a model on pruned paths, or make up paths for a trace: OUT/trace."""
     return _made_up(values, out) if values["trace"] is not None else _pruned(values, out)
 
 
@@ -53,15 +53,18 @@ def _alteration(values: Values, loaded: LoadedModel) -> Alteration:
     return OnPaths(loaded.model, load_paths(Path(values["paths"])))
 
 
-def _written(out: Path, found: Quality, alteration: Alteration) -> str:
+def _written(out: Path, found: Quality, alteration: Alteration) -> Done:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "quality.json"
-    results.write_json(file, {**alteration.summary(), **found.summary()})
-    return "\n".join([str(alteration), *found.lines(), str(file)])
+    summary = {**alteration.summary(), **found.summary()}
+    results.write_json(file, summary)
+    return Done("\n".join([str(alteration), *found.lines(), str(file)]), summary)
 
 
-def _made_up(values: Values, out: Path) -> str:
+def _made_up(values: Values, out: Path) -> Done:
     from oled.altered.split import PathPlan, write_path_trace
+    from oled.sweeps.configuration import source_of
+    from oled.sweeps.simulation import folder_of
     from oled.trace import read_manifest
 
     folder = folder_of(source_of(values["trace"]))
@@ -69,10 +72,10 @@ def _made_up(values: Values, out: Path) -> str:
     experts, top_k = geometry.experts_per_layer, geometry.top_k
     plan = PathPlan.at_random(experts, values["share"], top_k, values["seed"])
     done = write_path_trace(folder, out / "trace", plan)
-    return f"{plan}\n{done}"
+    return Done(f"{plan}\n{done}", {"trace": str(done)})
 
 
-def _pruned(values: Values, out: Path) -> str:
+def _pruned(values: Values, out: Path) -> Done:
     from oled import record
     from oled.record.paths_run import run_on_paths
 
@@ -91,5 +94,6 @@ def _pruned(values: Values, out: Path) -> str:
         free=values["free"],
         seed=values["seed"],
     )
-    lines = [_written(out, done.quality, done.on_paths), done.paths, done.recorded, done.trace]
-    return "\n".join(map(str, lines))
+    quality = _written(out, done.quality, done.on_paths)
+    lines = [quality.text, done.paths, done.recorded, done.trace]
+    return Done("\n".join(map(str, lines)), quality.figures)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oled.cli.jobs import Values, checkpoint, decoding, source_of
+from oled.cli.jobs import Done, Values, checkpoint, decoding
 from oled.errors import UserError
 from oled.results import table as results
 
@@ -56,7 +56,7 @@ def _geometry(values: Values) -> ModelGeometry | None:
 
 
 def _backend(values: Values, out: Path) -> Kind[Any]:
-    """The backend. link=storage has its experts in OUT/experts.bin where no file is named."""
+    """Return the backend; link=storage has its experts in OUT/experts.bin if no file is named."""
     from oled.live.backends.kinds import backend_kind
 
     backend, link, file = values["backend"], values["link"], values["expert_file"]
@@ -69,7 +69,7 @@ def _backend(values: Values, out: Path) -> Kind[Any]:
 
 @contextmanager
 def _removing(values: Values, kind: Kind[Any]) -> Iterator[None]:
-    """An expert file that nobody named goes when the run is over."""
+    """Remove an expert file that nobody named when the run is over."""
     try:
         yield
     finally:
@@ -77,8 +77,8 @@ def _removing(values: Values, kind: Kind[Any]) -> Iterator[None]:
             kind.expert_file.unlink(missing_ok=True)
 
 
-def validate(values: Values, out: Path, in_sweep: bool) -> str:
-    """OUT/report.json, OUT/validate.png; a verdict of fail is an error."""
+def validate(values: Values, out: Path) -> Done:
+    """Validate: OUT/report.json, OUT/validate.png. Raises UserError for a verdict of fail."""
     from oled.hardware import load_profile, load_runtime
     from oled.trace import load
     from oled.validate import report
@@ -116,11 +116,11 @@ def validate(values: Values, out: Path, in_sweep: bool) -> str:
     if found["verdict"] == "fail":
         print(text)
         raise UserError(f"validation failed: {found['reasons'][0]}")
-    return text
+    return Done(text, found)
 
 
-def run(values: Values, out: Path, in_sweep: bool) -> str:
-    """A model's decoding, or a trace's routing, with offloaded experts: OUT/run.json."""
+def run(values: Values, out: Path) -> Done:
+    """Run a model's decoding, or a trace's routing, with offloaded experts: OUT/run.json."""
     from oled.policies.composition import load_composition
 
     kind = _backend(values, out)
@@ -133,7 +133,7 @@ def run(values: Values, out: Path, in_sweep: bool) -> str:
 
 def _run_model(
     values: Values, out: Path, composition: Composition, settings: Settings, kind: Kind[Any]
-) -> str:
+) -> Done:
     from oled import record
     from oled.hardware import load_profile, load_runtime
     from oled.live.decoded import LiveRun, simulate_run
@@ -186,7 +186,7 @@ def _run_model(
 
 def _run_trace(
     values: Values, out: Path, composition: Composition, settings: Settings, kind: Kind[Any]
-) -> str:
+) -> Done:
     from oled.hardware import load_profile, load_runtime
     from oled.live.run_trace import run_trace
 
@@ -209,15 +209,17 @@ def _run_trace(
 
 
 def _folder_of(trace: Values) -> Path:
-    """Of a recorded trace; a made-up one is made first."""
-    from oled.paths import trace_path
+    """Return the folder of a trace; make a made-up one first."""
+    from oled.sweeps.configuration import source_of
+    from oled.sweeps.simulation import folder_of
 
-    source = source_of(trace)
-    return trace_path(source) if isinstance(source, str) else source.folder()
+    return folder_of(source_of(trace))
 
 
 def _calibration_of(values: Values) -> str | None:
-    """The one given; for a made-up trace other requests of its model."""
+    """Return the one given; for a made-up trace other requests of its model."""
+    from oled.sweeps.configuration import source_of
+
     source = source_of(values["trace"])
     if values["calibration"] is not None or isinstance(source, str):
         given: str | None = values["calibration"]
@@ -226,12 +228,12 @@ def _calibration_of(values: Values) -> str | None:
 
 
 def _in_numbers_of(kind: Kind[Any], model: Values) -> Values:
-    """A backend that takes them keeps the checkpoint's numbers, though it is loaded on the CPU."""
+    """Keep the checkpoint's numbers where a backend takes them, though it is loaded on the CPU."""
     keeps = model["dtype"] == "auto" and len(kind.numbers) > 1
     return {**model, "dtype": "stored"} if keeps else model
 
 
-def _written(out: Path, summary: Values, lines: list[str], difference: str | None) -> str:
+def _written(out: Path, summary: Values, lines: list[str], difference: str | None) -> Done:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "run.json"
     results.write_json(file, summary)
@@ -239,4 +241,4 @@ def _written(out: Path, summary: Values, lines: list[str], difference: str | Non
     if difference is not None:
         print(text)
         raise UserError(f"live and simulated decisions differ: {difference}")
-    return text
+    return Done(text, summary)

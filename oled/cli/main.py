@@ -1,4 +1,4 @@
-"""`oled VERB …`: finds the verb, runs it, and turns errors into one line and an exit code."""
+"""`oled VERB …`: find the verb, run it, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from oled import __version__
-from oled.cli import altered, field, inspection, live, runs, studies, traces
+from oled.cli import field, inspection, runs, sizing, studies, traces
 from oled.cli.usage import UsageError
+from oled.cli.verbs import add_key_verb
 from oled.errors import UserError, nearest
 
 DONE, BAD_INPUT, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 EPILOG = """\
-Runs (demo, record, simulate, sweep) take key=value; -m makes a sweep of comma-separated values.
+Runs (record, simulate, run, …) take key=value; -m makes a sweep of comma-separated values.
 'oled VERB --help' says which keys there are. Exit codes: 0 done, 1 bad input or result, 2 usage.
 """
 
@@ -30,9 +31,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"oled {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    runs.add_verbs(verbs)
-    live.add_verbs(verbs)
-    altered.add_verbs(verbs)
+    for module in (sizing, runs):
+        for verb, summary in module.VERBS.items():
+            add_key_verb(verbs, verb, summary)
     studies.add_verbs(verbs)
     field.add_verbs(verbs)
     inspection.add_verbs(verbs)
@@ -41,14 +42,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _verb(argv: Sequence[str]) -> Callable[[], int]:
-    """The verb's function with its arguments read."""
-    modules = (runs, live, altered, studies, field, inspection, traces)
+    """Return the verb's function with its arguments read."""
+    modules = (sizing, runs, studies, field, inspection, traces)
     known = [verb for module in modules for verb in module.VERBS]
     word = argv[0] if argv else ""
     if word and not word.startswith("-") and word not in known:
         raise UsageError(f"there is no verb '{word}'; {nearest(word, known)}")
     rest = list(argv[1:])
-    for module in (runs, live, altered, studies, field):
+    for module in (sizing, runs, field):
         if word in module.VERBS and not {"-h", "--help"} & set(rest):
             return functools.partial(module.run, word, rest)
     args = _parser().parse_args(argv)
@@ -56,7 +57,7 @@ def _verb(argv: Sequence[str]) -> Callable[[], int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script: returns the exit code."""
+    """Run the console script and return the exit code."""
     try:
         return _verb(sys.argv[1:] if argv is None else argv)()
     except UsageError as error:

@@ -1,21 +1,22 @@
-"""What the runs' configurations hold, and of what type: typos and wrong types die at compose time.
+"""Make the classes that Hydra composes against from the keys of the verbs (`oled.cli.keys`).
 
-The YAML files in conf/ are merged into these classes. Policies, profiles and presets are open
-mappings here: their own loaders check them.
+Typos and wrong types are refused when a configuration is composed. Policies, profiles and presets
+are open mappings here: their own loaders check them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-Scope = Enum("Scope", ["layer", "global"])
-Lifecycle = Enum("Lifecycle", ["request", "persistent"])
-CpuKernel = Enum("CpuKernel", ["tuned", "torch"])
+from oled.cli.keys import COMPOSED, KEYS
+from oled.keys import Key
+
 Mode = Enum("Mode", ["free", "forced"])
 
 
@@ -23,69 +24,6 @@ Mode = Enum("Mode", ["free", "forced"])
 class Trace:
     path: str = MISSING
     allow_partial: bool = False  # replay what a crash has left
-
-
-@dataclass
-class SyntheticTrace(Trace):
-    geometry: str = MISSING
-    block_length: int = MISSING
-    requests: int = MISSING
-    process: str = MISSING
-    workload: str = MISSING
-    decoding: str = MISSING
-    seed: int = MISSING
-    model_seed: int = MISSING
-    horizons: int = MISSING
-    scores: int = MISSING
-
-
-@dataclass
-class Cache:
-    slots: Any = MISSING  # 40 slots, 0.25 of all bytes, 8GiB
-    scope: Scope = MISSING
-    staging: Any = MISSING  # slots, or "unbounded"
-    lifecycle: Lifecycle = MISSING
-
-
-@dataclass
-class Cost:
-    geometry: str | None = MISSING
-    cpu_kernel: CpuKernel = MISSING
-    pinned: bool = MISSING
-
-
-@dataclass
-class Workload:
-    batch_size: int = MISSING
-    stages: str | None = MISSING
-
-
-@dataclass
-class Simulate:
-    """`oled simulate`."""
-
-    out: str = MISSING
-    trace: Trace = field(default_factory=Trace)
-    policy: dict[str, Any] = field(default_factory=dict)
-    hardware: dict[str, Any] = field(default_factory=dict)
-    runtime: dict[str, Any] = field(default_factory=dict)
-    cache: Cache = field(default_factory=Cache)
-    workload: Workload = field(default_factory=Workload)
-    topology: dict[str, Any] | None = None
-    cost: Cost = field(default_factory=Cost)
-    calibration: str | None = MISSING
-    seed: int = MISSING
-    timeline: str | None = MISSING
-    window: list[int] | None = MISSING
-
-
-@dataclass
-class Model:
-    path: str = MISSING
-    revision: str | None = MISSING
-    trust_remote_code: bool = MISSING
-    dtype: str = MISSING
-    device: str = MISSING
 
 
 @dataclass
@@ -138,149 +76,90 @@ class SpeculativeBlocks(BlockDiffusion):
     draft: Drafting = field(default_factory=Drafting)
 
 
-@dataclass
-class Record:
-    """`oled record`."""
-
-    out: str = MISSING
-    model: Model = field(default_factory=Model)
-    decode: Any = MISSING
-    policy: dict[str, Any] | None = None
-    prompts: str = MISSING
-    skip: int = MISSING
-    limit: int | None = MISSING
-    batch_size: int = MISSING
-    chat: bool | None = MISSING
-    horizons: int = MISSING
-    score_width: int = MISSING
-    heads: str | None = MISSING
-    seed: int = MISSING
+DECODINGS = {
+    "autoregressive": Autoregressive,
+    "block_diffusion": BlockDiffusion,
+    "canvas_diffusion": CanvasDiffusion,
+    "speculative_autoregressive": SpeculativeAutoregressive,
+    "speculative_blocks": SpeculativeBlocks,
+}
+OPEN_TYPES = {"trace": Trace, "decode": Any}
+"""Types of groups that are not plain mappings."""
 
 
-@dataclass
-class Quality:
-    """`oled quality`."""
+def schema_of(verb: str, keys: tuple[Key, ...]) -> type:
+    """Return the class of a verb's configuration, with a defaults list for its groups.
 
-    out: str = MISSING
-    model: Model = field(default_factory=Model)
-    decode: Any = MISSING
-    policy: dict[str, Any] | None = None
-    paths: str | None = MISSING
-    prompts: str | None = MISSING
-    skip: int = MISSING
-    limit: int | None = MISSING
-    chat: bool | None = MISSING
-    free: bool = MISSING
-    seed: int = MISSING
-
-
-@dataclass
-class Learn:
-    prompts: str | None = MISSING
-    skip: int = MISSING
-    limit: int | None = MISSING
-
-
-@dataclass
-class Paths:
-    """`oled paths`."""
-
-    out: str = MISSING
-    model: Model = field(default_factory=Model)
-    decode: Any = MISSING
-    trace: Trace | None = None
-    learn: Learn = field(default_factory=Learn)
-    tolerance: float = MISSING
-    prompts: str | None = MISSING
-    skip: int = MISSING
-    limit: int | None = MISSING
-    chat: bool | None = MISSING
-    free: bool = MISSING
-    share: float = MISSING
-    seed: int = MISSING
+    `cache.slots` is the field `slots` of a class of its own for `cache`.
+    """
+    inner: dict[str, list[Key]] = {}
+    for one in keys:
+        if "." in one.name:
+            inner.setdefault(one.name.partition(".")[0], []).append(one)
+    groups = {name: _class(name, part) for name, part in inner.items()}
+    chosen: list[Any] = [{one.name: one.default} for one in keys if one.is_group]
+    chosen += [{name: "default"} for name in CLOSED if name in groups]
+    fields: list[Any] = [
+        ("defaults", list[Any], field(default_factory=lambda: ["_self_", *chosen])),
+        ("out", str, MISSING),
+    ]
+    for name, made in groups.items():
+        fields.append((name, made, field(default_factory=made)))
+    for one in keys:
+        if "." not in one.name and one.name not in groups:
+            fields.append(_group(one) if one.is_group else (one.name, *_type_and_default(one)))
+    return dataclasses.make_dataclass(verb.capitalize(), fields)
 
 
-@dataclass
-class Lockstep:
-    """The workload of a trace that runs live."""
-
-    batch_size: int = MISSING
+CLOSED = ("cache", "cost", "workload")
+"""Groups whose keys are all declared; `default` is an option of each."""
 
 
-@dataclass
-class Run:
-    """`oled run`."""
-
-    out: str = MISSING
-    model: Model = field(default_factory=Model)
-    decode: Any = MISSING
-    trace: Trace | None = None
-    policy: dict[str, Any] = field(default_factory=dict)
-    hardware: dict[str, Any] = field(default_factory=dict)
-    runtime: dict[str, Any] = field(default_factory=dict)
-    cache: Cache = field(default_factory=Cache)
-    workload: Lockstep = field(default_factory=Lockstep)
-    cost: Cost = field(default_factory=Cost)
-    backend: str = MISSING
-    link: str = MISSING
-    expert_file: str | None = MISSING
-    paced: bool = MISSING
-    prompts: str | None = MISSING
-    skip: int = MISSING
-    limit: int | None = MISSING
-    forwards: int | None = MISSING
-    calibration: str | None = MISSING
-    heads: str | None = MISSING
-    quality: bool = MISSING
-    seed: int = MISSING
-    timeline: str | None = MISSING
+def _class(name: str, keys: list[Key]) -> type:
+    fields: list[Any] = [(one.name.rpartition(".")[2], *_type_and_default(one)) for one in keys]
+    return dataclasses.make_dataclass(name.capitalize(), fields)
 
 
-@dataclass
-class PaceKeys:
-    dilation: float = MISSING
-    kept: bool = MISSING
+def _group(one: Key) -> tuple[str, Any, Any]:
+    kind = OPEN_TYPES.get(one.name, dict[str, Any])
+    if type(None) in one.types:
+        return one.name, Optional[kind], None  # noqa: UP045 (made while running)
+    if kind is Any:
+        return one.name, Any, MISSING
+    return one.name, kind, field(default_factory=Trace if kind is Trace else dict)
 
 
-Preset = Enum("Preset", ["short", "full"])
+def _type_and_default(one: Key) -> tuple[Any, Any]:
+    """Return the type that OmegaConf knows, and the default as a value of it."""
+    if one.choices and not one.types:
+        choices = Enum(one.field, list(one.choices))  # type: ignore[misc]
+        return choices, choices[one.default]
+    several = [kind for kind in one.types if kind is not type(None)]
+    if len(several) + bool(one.choices) > 1 or (
+        one.default is None and type(None) not in one.types
+    ):
+        return Any, one.default
+    return one.annotation, one.default
 
 
-@dataclass
-class Validate:
-    """`oled validate`."""
+def synthetic_schema() -> type:
+    """Return the class of `trace=synthetic`: the fields of `Synthetic`."""
+    from oled.trace.synthetic import Synthetic
 
-    out: str = MISSING
-    trace: Trace = field(default_factory=Trace)
-    hardware: dict[str, Any] = field(default_factory=dict)
-    runtime: dict[str, Any] = field(default_factory=dict)
-    cache: Cache = field(default_factory=Cache)
-    workload: Lockstep = field(default_factory=Lockstep)
-    cost: Cost = field(default_factory=Cost)
-    preset: Preset = MISSING
-    policies: list[str] | None = MISSING
-    backend: str = MISSING
-    link: str = MISSING
-    expert_file: str | None = MISSING
-    pace: PaceKeys = field(default_factory=PaceKeys)
-    gated: bool = MISSING
-    repeats: int = MISSING
-    forwards: int | None = MISSING
-    calibration: str | None = MISSING
-    seed: int = MISSING
+    types = {"int": int, "str": str}
+    fields: list[Any] = [
+        (one.name, types[str(one.type)], one.default) for one in dataclasses.fields(Synthetic)
+    ]
+    return dataclasses.make_dataclass("SyntheticTrace", fields, bases=(Trace,))
 
 
 def register() -> None:
-    """Makes the classes known to Hydra under the names that conf/ refers to."""
+    """Tell Hydra the classes, under the names that conf/ refers to."""
     store = ConfigStore.instance().store
-    store(name="simulate_schema", node=Simulate)
-    store(name="record_schema", node=Record)
-    store(name="quality_schema", node=Quality)
-    store(name="paths_schema", node=Paths)
-    store(name="run_schema", node=Run)
-    store(name="validate_schema", node=Validate)
-    store(group="trace", name="synthetic_schema", node=SyntheticTrace)
-    store(group="decode", name="block_diffusion_schema", node=BlockDiffusion)
-    store(group="decode", name="canvas_diffusion_schema", node=CanvasDiffusion)
-    store(group="decode", name="autoregressive_schema", node=Autoregressive)
-    store(group="decode", name="speculative_autoregressive_schema", node=SpeculativeAutoregressive)
-    store(group="decode", name="speculative_blocks_schema", node=SpeculativeBlocks)
+    for verb in COMPOSED:
+        store(name=f"{verb}_schema", node=schema_of(verb, KEYS[verb]))
+    for group in CLOSED:
+        store(group=group, name="default", node={})
+    store(group="trace", name="synthetic_schema", node=synthetic_schema())
+    for name, node in DECODINGS.items():
+        store(group="decode", name=f"{name}_schema", node=node)

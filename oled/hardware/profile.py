@@ -29,6 +29,8 @@ Count = Annotated[Quantity, Dimension.COUNT]
 _BESIDE = ("sources", "machine", "measurements", "absent")
 """What a file may hold for its readers: no costs are computed from it."""
 
+BOUNDS: tuple[Bound, ...] = ("low", "high", "fast", "slow")
+
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1, "int8": 1}
 
 
@@ -144,11 +146,25 @@ DIMENSIONS: dict[str, Dimension] = {
 
 
 def load_profile(source: str | Path | Mapping[str, Any]) -> Profile:
-    """A shipped profile by name, a YAML file by path, or a mapping in the file's form."""
-    if isinstance(source, Mapping):
-        return Profile.from_mapping(source, _GROUP)
-    data, where = read_named(_GROUP, source)
-    return Profile.from_mapping(data, where)
+    """Return a shipped profile by name, one of a YAML file by path, or of a mapping in its form.
+
+    `NAME@slow` is the profile with every number at its slow end (low, high, fast, slow), as is a
+    mapping with `at: slow`.
+    """
+    name, bound = split_bound(str(source)) if isinstance(source, str) else (source, "")
+    data, where = (name, _GROUP) if isinstance(name, Mapping) else read_named(_GROUP, name)
+    profile = Profile.from_mapping({k: v for k, v in data.items() if k != "at"}, where)
+    end = str(bound or data.get("at") or "value")
+    for known in (*BOUNDS, "value"):
+        if end == known:
+            return profile.at(known) if end != "value" else profile
+    raise UserError(f"hardware={profile.name}@{end}: {nearest(end, BOUNDS)}")
+
+
+def split_bound(source: str) -> tuple[str, str]:
+    """Return a profile's name and the end that follows an @, or no end."""
+    name, at, bound = source.rpartition("@")
+    return (name, bound) if at and "/" not in bound else (source, "")
 
 
 def list_profiles() -> list[tuple[str, str]]:

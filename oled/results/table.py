@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from oled.atomic import replaced_file, write_text
 from oled.errors import UserError
+from oled.sim.settings import SETTINGS
 
-METRICS, JOB, TABLE = "metrics.json", "job.json", "results.parquet"
-OVERRIDES = ".hydra/overrides.yaml"
+METRICS, TABLE = "metrics.json", "results.parquet"
+
+_COLUMNS = {one.name: one.field for one in SETTINGS}
 
 SHOWN = {  # column: (heading, divisor, format)
     "tpot_ns": ("TPOT ms", 1e6, "{:.3f}"),
@@ -45,11 +43,16 @@ def write_json(file: Path, data: Mapping[str, Any]) -> None:
 
 
 def write_table(rows: Iterable[Mapping[str, Any]], file: Path) -> pd.DataFrame:
-    """Write one row a configuration: a reader sees the whole table or none."""
+    """Write one row a configuration, and return the table."""
     table = pd.DataFrame(list(rows))
+    save_table(table, file)
+    return table
+
+
+def save_table(table: pd.DataFrame, file: Path) -> None:
+    """Write a table: a reader sees all of it or none."""
     with replaced_file(file) as temporary:
         table.to_parquet(temporary, index=False)
-    return table
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -69,93 +72,15 @@ def read_table(path: str | Path) -> pd.DataFrame:
     return done.reset_index(drop=True)
 
 
-def configuration(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that say what was simulated, from a composed configuration."""
-    cache = config["cache"]
-    return {
-        "trace": config["trace"]["path"],
-        "policy": config["policy"]["name"],
-        "slots": str(cache["slots"]),
-        "scope": cache["scope"],
-        "staging": str(cache["staging"]),
-        "lifecycle": cache["lifecycle"],
-        "batch_size": config["workload"]["batch_size"],
-        "hardware": config["hardware"]["name"],
-        "runtime": config["runtime"]["name"],
-        **config["cost"],
-        "seed": config["seed"],
-    }
+def column_of(key: str) -> str:
+    """Return the column that holds a key of a simulation: `cache.slots` is in `slots`."""
+    return _COLUMNS.get(key, key)
 
 
-def claim(folder: Path) -> int:
-    """Two sweeps at once would lose each other's rows: refuses a folder that one is writing to.
-
-    The claim lasts until the returned file descriptor is closed, or the process ends.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise UserError(
-            f"{folder}: another sweep is writing here; wait for it, or choose another out=DIR"
-        ) from error
-    return handle
-
-
-@contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """`folder` is claimed inside."""
-    handle = claim(folder)
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
-def clear_sweep(folder: Path) -> None:
-    """Removes the results of an older sweep, so that two are never mixed."""
-    (folder / TABLE).unlink(missing_ok=True)
-    for job in _jobs(folder):
-        for file in (METRICS, JOB, OVERRIDES):
-            (job / file).unlink(missing_ok=True)
-
-
-def _jobs(folder: Path) -> list[Path]:
-    """The numbered folders in which Hydra or a job of ours left something."""
-    if not folder.is_dir():
-        return []
-    numbered = [path for path in folder.iterdir() if path.name.isdigit()]
-    return [path for path in numbered if (path / ".hydra").is_dir() or (path / JOB).is_file()]
-
-
-def gather_sweep(folder: Path) -> pd.DataFrame:
-    """The table of a Hydra sweep's job folders: overrides, configuration, metrics or error.
-
-    Jobs are numbered from 0: one of which nothing is left is a failed row, not a missing one.
-    """
-    left = [
-        int(job.name)
-        for job in _jobs(folder)
-        if any((job / file).is_file() for file in (METRICS, JOB, OVERRIDES))
-    ]
-    numbers = range(max(left, default=-1) + 1)
-    return write_table([_job_row(folder / str(number)) for number in numbers], folder / TABLE)
-
-
-def _job_row(job: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"job": int(job.name), "overrides": "", "error": "the job did not end"}
-    if not (job / OVERRIDES).is_file():
-        return row | {"error": "the job left no record of its configuration: run the sweep again"}
-    config = yaml.safe_load((job / ".hydra" / "config.yaml").read_text(encoding="utf-8"))
-    row["overrides"] = " ".join(yaml.safe_load((job / OVERRIDES).read_text(encoding="utf-8")))
-    row |= configuration(config) if "policy" in config else {}
-    if (job / JOB).is_file():
-        row["error"] = json.loads((job / JOB).read_text(encoding="utf-8"))["error"]
-    if row["error"] is None and (job / METRICS).is_file():
-        row |= flatten(json.loads((job / METRICS).read_text(encoding="utf-8")))
-    return row
+def failures(table: pd.DataFrame) -> list[str]:
+    """Return a line for each row that failed."""
+    failed = table[table["error"].notna()] if "error" in table else table[:0]
+    return [f"{row.overrides} failed: {row.error}" for row in failed.itertuples()]
 
 
 def as_text(table: pd.DataFrame, columns: Iterable[str] = ("policy", "slots")) -> str:

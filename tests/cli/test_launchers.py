@@ -34,7 +34,11 @@ def test_every_job_is_a_row(oled, tmp_path: Path, launcher: str) -> None:
     ]
     assert table["error"].isna().all()
     for job in range(4):
-        assert (tmp_path / "sweep" / str(job) / results.OVERRIDES).is_file()
+        assert (tmp_path / "sweep" / str(job) / ".hydra" / "overrides.yaml").is_file()
+    ours = oled("simulate", "-m", *JOBS[:2], "out=ours", "sweep.workers=1", torch=False)
+    assert ours.returncode == 0, ours.stderr
+    same = pd.read_parquet(tmp_path / "ours" / results.TABLE).drop(columns="wall_s")
+    pd.testing.assert_frame_equal(table.drop(columns="wall_s"), same)
 
 
 def test_a_cluster_s_launcher_composes() -> None:
@@ -48,12 +52,3 @@ def test_a_cluster_s_launcher_composes() -> None:
     assert config.hydra.launcher._target_.endswith("SlurmLauncher")
     assert config.hydra.launcher.partition == "gpu"
     assert config.policy.name == "oled"
-
-
-def test_a_folder_that_a_sweep_is_writing_to_is_refused(oled, tmp_path: Path) -> None:
-    with results.claimed(tmp_path / "sweep"):
-        done = oled("simulate", "-m", *JOBS, torch=False)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "oled: sweep: another sweep is writing here; wait for it, or choose another out=DIR\n"
-    )

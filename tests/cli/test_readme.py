@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from oled.cli import field, inspection, runs, traces
+from oled.cli import field, inspection, runs, sizing, traces
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```\w+\n# (\S+/\S+)\n(.*?)```", README, re.DOTALL))
@@ -39,7 +39,7 @@ def test_commands_are_spelt_right(oled, command, tmp_path):
         done = oled(verb, *words, "--cfg", "job", torch=False)
         assert done.returncode == 0, done.stderr
     else:
-        assert verb in {**inspection.VERBS, **traces.VERBS, **field.VERBS}
+        assert verb in {**sizing.VERBS, **inspection.VERBS, **traces.VERBS, **field.VERBS}
 
 
 def test_the_figures_are_there():

@@ -5,11 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from datetime import datetime
 
 import pandas as pd
 import pytest
 
+from oled.cli import runs
+from oled.cli.main import main
 from oled.paths import trace_path
+from oled.results.claims import claimed
+from oled.sweeps import Workers, sweep
+
+ALONE = ["sweep.workers=1"]
 
 PART = """\
 import dataclasses
@@ -55,7 +62,7 @@ def test_the_same_run_gives_the_same_metrics_by_name_and_by_folder(oled, tmp_pat
 
 
 def test_a_sweep_ends_with_one_table(oled, tmp_path):
-    words = ["-m", "policy=lru,oled_priority", "cache.slots=8,16", "out=sweep"]
+    words = ["-m", "policy=lru,oled_priority", "cache.slots=8,16", "out=sweep", *ALONE]
     done = oled("simulate", *words, torch=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("policy=lru cache.slots=8") == 1
@@ -68,12 +75,15 @@ def test_a_sweep_ends_with_one_table(oled, tmp_path):
 
 
 def test_a_job_that_fails_leaves_the_others_alone_and_is_named(oled, tmp_path):
-    done = oled("simulate", "-m", "policy=lru", "cache.staging=8,0,4", "out=sweep", torch=False)
+    done = oled(
+        "simulate", "-m", "policy=lru", "cache.staging=8,0,4", "out=sweep", *ALONE, torch=False
+    )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("oled: job 1 (")
-    assert "cache.staging=0" in last
+    assert last == "oled: 1 of 3 runs failed"
+    assert "oled: policy=lru cache.staging=0 failed: cache.staging=0:" in done.stderr
     table = pd.read_parquet(tmp_path / "sweep" / "results.parquet")
+    assert list(table)[:1] == ["staging"]  # the swept axis
     assert table["error"].notna().tolist() == [False, True, False]
     assert table["staging"].tolist() == ["8", "0", "4"]
 
@@ -82,9 +92,52 @@ def test_a_job_that_fails_leaves_the_others_alone_and_is_named(oled, tmp_path):
     assert (tmp_path / "figures" / "fig05.pdf").is_file()
 
 
+def test_m_and_the_verb_sweep_make_the_same_table(oled, tmp_path):
+    words = ["policy=choice(lru,lfu)", "cache.slots=range(8,17,8)", *ALONE]
+    assert oled("simulate", "-m", *words, "out=a", torch=False).returncode == 0
+    assert oled("sweep", *words, "out=b", torch=False).returncode == 0
+    one, other = (pd.read_parquet(tmp_path / o / "results.parquet") for o in ("a", "b"))
+    assert list(one)[:2] == ["policy", "slots"]
+    assert one["slots"].tolist() == ["8", "16", "8", "16"]
+    pd.testing.assert_frame_equal(one.drop(columns="wall_s"), other.drop(columns="wall_s"))
+    in_python = sweep({"policy": ["lru", "lfu"], "cache.slots": [8, 16]}, workers=Workers(count=1))
+    assert list(in_python) == list(one)
+    assert in_python["digest"].tolist() == one["digest"].tolist()
+    resumed = oled("simulate", "-m", *words, "resume=true", "out=b", torch=False)
+    assert resumed.returncode == 0
+    again = pd.read_parquet(tmp_path / "b" / "results.parquet")
+    pd.testing.assert_frame_equal(again, other)  # wall_s, too: nothing was computed again
+
+
+def test_runs_without_out_never_share_a_folder(tmp_path, monkeypatch, capsys):
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
+
+    monkeypatch.setattr(runs, "datetime", Frozen)
+    monkeypatch.chdir(tmp_path)
+    for policy, code in (("lru", 0), ("lru", 0), ("spice", 1)):
+        assert main(["simulate", f"policy={policy}"]) == code
+    made = sorted(path.name for path in (tmp_path / "outputs" / "simulate").iterdir())
+    assert made == ["2026-01-02_03-04-05", "2026-01-02_03-04-05-2"]
+
+
+def test_a_folder_in_use_is_refused(oled, tmp_path):
+    with claimed(tmp_path / "run"):
+        (tmp_path / "run" / "mine").touch()
+        done = oled("simulate", "policy=lru", "out=run", torch=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "oled: run: another run is writing here; wait for it, or choose another out=DIR\n"
+    )
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine"]
+
+
 def test_a_second_sweep_does_not_mix_with_the_first(oled, tmp_path):
     for values in ("8,16,32", "8,16"):
-        oled("simulate", "-m", "policy=lru", f"cache.slots={values}", "out=sweep", torch=False)
+        words = ["policy=lru", f"cache.slots={values}", "out=sweep", *ALONE]
+        assert oled("simulate", "-m", *words, torch=False).returncode == 0
     assert len(pd.read_parquet(tmp_path / "sweep" / "results.parquet")) == 2
 
 

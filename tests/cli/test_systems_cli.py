@@ -127,7 +127,13 @@ def test_several_gpus_print_a_table_and_write_metrics(oled, tmp_path):
 
 
 def test_placements_and_topologies_are_swept_like_anything_else(oled, tmp_path):
-    words = ["-m", "policy=static_ep,epic", "topology=nvlink_8,pcie_gen4_4", "out=sweep"]
+    words = [
+        "-m",
+        "policy=static_ep,epic",
+        "topology=nvlink_8,pcie_gen4_4",
+        "out=sweep",
+        "sweep.workers=1",
+    ]
     done = oled("simulate", *words, torch=False)
     assert done.returncode == 0, done.stderr
     table = pd.read_parquet(tmp_path / "sweep" / "results.parquet")

@@ -7,11 +7,10 @@ import time
 
 import pytest
 
-from oled.cli import altered, field, inspection, runs, studies, traces
+from oled.cli import field, inspection, runs, sizing, studies, traces
 from oled.paths import conf_dir
 
-MODULES = (runs, altered, studies, field, inspection, traces)
-VERBS = [verb for module in MODULES for verb in module.VERBS]
+VERBS = [*sizing.VERBS, *runs.VERBS, *studies.VERBS, *field.VERBS, *inspection.VERBS, *traces.VERBS]
 
 
 @pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)], ids=["oled", *VERBS])
@@ -43,6 +42,12 @@ def test_help_names_every_verb_and_exit_code(oled):
         (["simulate", "runtime=graph"], "there is no runtime 'graph'; did you mean 'graph_fused'?"),
         (["simulate", "-m", "policy=lru,lfuu"], "there is no policy 'lfuu'; did you mean 'lfu'?"),
         (["simulate", "trace=path"], "trace.path must be given"),
+        (["simulate", "policy=lru,lfu"], "policy=lru,lfu: these are several values: add -m"),
+        (["simulate", "seed=range(1,3)"], "seed=range(1,3): these are several values: add -m"),
+        (["simulate", "hardware=4090"], "no hardware '4090'; did you mean 'rtx4090_desktop'?"),
+        (["simulate", "policy=LRU"], "there is no policy 'LRU'; did you mean 'lru'?"),
+        (["simulate", "hardware=rtx5090"], "did you mean 'rtx5090_xeon8470q'?"),
+        (["simulate", "-m", "hydra/launcher=basic", "resume=true"], "is for our own launcher"),
         (
             ["simulate", "cache.scope=laier"],
             "cache.scope: Invalid value 'laier', expected one of [layer, global]",
@@ -72,6 +77,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(oled, words, message):
     ("words", "message"),
     [
         (["simulate", "trace=/no/such/folder"], "no trace at /no/such/folder"),
+        (["simulate", "hardware=h200@slw"], "hardware=h200@slw: did you mean 'slow'?"),
         (["simulate", "policy=mine.yaml"], "policy=mine.yaml: there is no such file"),
         (["check", "/no/such/folder"], "/no/such/folder"),
         (["stats", "/no/such/folder"], "/no/such/folder"),

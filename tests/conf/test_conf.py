@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from oled.cli import jobs, schema
+from oled.cli.keys import COMPOSED, KEYS
 from oled.hardware.profile import load_profile
 from oled.hardware.runtime import load_runtime
 from oled.parallel.system import load_system
@@ -19,6 +21,8 @@ from oled.parallel.topology import load_topology
 from oled.paths import conf_dir, trace_path
 from oled.policies.composition import load_composition
 from oled.policies.files import placement_names
+from oled.sim.api import simulate
+from oled.sim.settings import INPUTS
 
 VERB_OF = {
     "trace": "simulate",
@@ -26,8 +30,6 @@ VERB_OF = {
     "hardware": "simulate",
     "runtime": "simulate",
     "cache": "simulate",
-    "cost": "simulate",
-    "workload": "simulate",
     "topology": "simulate",
     "experiment": "simulate",
     "model": "record",
@@ -68,17 +70,34 @@ def test_defaults_compose(verb):
     assert composed(verb)["seed"] == 0
 
 
-def test_the_schema_names_every_key_of_the_verbs():
-    shapes = {
-        "simulate": schema.Simulate,
-        "record": schema.Record,
-        "quality": schema.Quality,
-        "paths": schema.Paths,
-        "run": schema.Run,
-        "validate": schema.Validate,
-    }
-    for verb, shape in shapes.items():
-        assert set(composed(verb)) == set(shape.__dataclass_fields__)
+def leaves(node, prefix=""):
+    for key, value in node.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+
+
+@pytest.mark.parametrize("verb", COMPOSED)
+def test_every_key_of_a_verb_composes_with_its_default(verb):
+    config = composed(verb)
+    names = {*leaves(config)}
+    for one in KEYS[verb]:
+        assert one.name in names
+        value = config
+        for word in one.name.split("."):
+            value = value[word]
+        if not one.is_group and one.name != "model.path":
+            assert value == one.default, one.name
+    assert {name.partition(".")[0] for name in names} == {
+        "out", *(one.name.partition(".")[0] for one in KEYS[verb])
+    }  # fmt: skip
+
+
+def test_python_s_defaults_are_those_of_the_keys():
+    arguments = inspect.signature(simulate).parameters
+    for one in INPUTS:
+        if one.name in arguments:
+            assert arguments[one.name].default == one.default
 
 
 @pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "policy"])

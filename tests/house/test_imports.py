@@ -32,7 +32,7 @@ ROOMS = (
 )
 """The rooms of oled from the ground up: a room imports only rooms named before it."""
 
-SHARED = ("atomic", "bundled", "errors", "paths", "types", "_jit")
+SHARED = ("atomic", "bundled", "errors", "paths", "types", "_jit", "keys")
 """What every room may import: `oled.NAME`."""
 
 WITHOUT_TORCH = (

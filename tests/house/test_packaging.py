@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("oled", "conf", "experiments", "plots", "traces")
+FOLDERS = ("oled", "conf", "experiments", "hydra_plugins", "plots", "traces")
 PARTS = (*FOLDERS, "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
@@ -82,6 +82,7 @@ def _run(command: list[str | Path], cwd: Path, **more: str) -> str:
     [
         ("oled", "oled", "**/*.py"),
         ("oled", "oled", "py.typed"),
+        ("hydra_plugins", "hydra_plugins", "**/*.py"),
         ("oled/models/tiny", "oled/models/tiny", "*"),
         ("conf", "oled/bundled/conf", "**/*.yaml"),
         ("experiments/studies", "oled/bundled/studies", "*.py"),
@@ -100,7 +101,7 @@ def test_the_wheel_has(names: set[str], folder: str, inside: str, pattern: str) 
 
 def test_the_wheel_has_nothing_else(names: set[str]) -> None:
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"oled"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"oled", "hydra_plugins"}
     assert not [name for name in names if "tests" in name or name.endswith(".pyc")]
     bundled = {name.split("/")[2] for name in names if name.startswith("oled/bundled/")}
     assert bundled == {"__init__.py", "conf", "plots", "studies", "traces"}

@@ -45,7 +45,7 @@ VARIANTS = {
 
 
 def machine(gb_per_s: float) -> Profile:
-    return Configuration((("hardware.h2d_pinned", f"{gb_per_s} GB/s"),)).hardware()
+    return Configuration.of([("hardware.h2d_pinned", f"{gb_per_s} GB/s")]).hardware()
 
 
 SLOW = {"hardware": machine(1), "runtime": load_runtime("expert_loop")}

@@ -12,8 +12,9 @@ import pytest
 from oled import simulate
 from oled.errors import UserError
 from oled.results import table as results
+from oled.results.claims import claimed
 from oled.sim import clock_replay as again
-from oled.sweeps import Configuration, Workers, product, run, sweep
+from oled.sweeps import Configuration, Workers, product, run, simulation, sweep
 from oled.sweeps.journal import DECLARATION, ROWS
 
 HERE = Workers(count=1)
@@ -83,8 +84,9 @@ def test_a_row_is_the_simulation() -> None:
         base={"policy": "oled", "cache.slots": 20, "cost.geometry": "llada2_mini"},
         workers=HERE,
     )
-    profile = Configuration((("hardware.h2d_pinned", "20 GB/s"),)).hardware()
+    profile = Configuration.of([("hardware.h2d_pinned", "20 GB/s")]).hardware()
     alone = simulate("demo", "oled", hardware=profile, slots=20, geometry="llada2_mini")
+    assert next(iter(table)) == "hardware.h2d_pinned"  # the swept axis
     first = table.iloc[0]
     assert first["tpot_ns"] == alone.metrics["tpot_ns"] > table["tpot_ns"][1]
     assert first["ref_belady_pooled_tpot_ns"] == alone.metrics["ref_belady_pooled_tpot_ns"]
@@ -96,10 +98,10 @@ def test_a_row_is_the_simulation() -> None:
 def test_decisions_that_no_link_changes_are_made_once(monkeypatch) -> None:
     axes = {"policy": ["lru", "oled"], "hardware.h2d_pinned": ["20 GB/s", "40 GB/s"]}
     table = sweep(axes, base={"cost.geometry": "llada2_mini"}, workers=HERE)
-    run._subject.cache_clear()
+    simulation._prepare_once.cache_clear()
     monkeypatch.setattr(again, "repeatable", lambda composition: False)
     anew = sweep(axes, base={"cost.geometry": "llada2_mini"}, workers=HERE)
-    run._subject.cache_clear()
+    simulation._prepare_once.cache_clear()
     pd.testing.assert_frame_equal(table.drop(columns="wall_s"), anew.drop(columns="wall_s"))
 
 
@@ -107,9 +109,11 @@ def test_machines_stand_side_by_side() -> None:
     points = product(
         {"hardware.h2d_pinned": [8, 16], "cache.slots": [8, 12], "policy": ["lru", "lfu"]}
     )
-    groups = run._groups(points)
-    assert [[point.value("policy") for point in group] for group in groups] == [["lru", "lfu"]] * 4
-    places = [(g[0].value("cache.slots"), g[0].inside("hardware")["h2d_pinned"]) for g in groups]
+    groups = run._groups({point.overrides: point for point in points})
+    names = [[point.value("policy.name") for _, point in group] for group in groups]
+    assert names == [["lru", "lfu"]] * 4
+    first = [group[0][1] for group in groups]
+    places = [(one.value("cache.slots"), one.value("hardware.h2d_pinned")) for one in first]
     assert places == [(8, 8), (8, 16), (12, 8), (12, 16)]
 
 
@@ -142,11 +146,11 @@ def stop_after(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     computed: list[str] = []
     real = run.simulate_all
 
-    def simulate_all(points):
+    def simulate_all(group):
         if len(computed) == number:
             raise KeyboardInterrupt
-        computed.append(points[0].overrides)
-        return real(points)
+        computed.append(group[0][1].overrides)
+        return real(group)
 
     monkeypatch.setattr(run, "simulate_all", simulate_all)
     return computed
@@ -207,8 +211,8 @@ def test_two_sweeps_do_not_write_to_one_folder(tmp_path: Path) -> None:
     two = FIVE | {"cache.slots": [8, 12]}
     sweep(two, out=tmp_path, workers=HERE)
     with (
-        results.claimed(tmp_path),
-        pytest.raises(UserError, match="another sweep is writing here"),
+        claimed(tmp_path),
+        pytest.raises(UserError, match="another run is writing here"),
     ):
         sweep(two, out=tmp_path, workers=HERE)
     assert len(sweep(two, out=tmp_path, resume=True, workers=HERE)) == 2
@@ -232,7 +236,7 @@ def test_an_unknown_backend_is_refused() -> None:
 
 
 def test_overrides_can_be_typed_again() -> None:
-    point = Configuration((("policy", "lru"), ("hardware.h2d_pinned", "20 GB/s")))
+    point = Configuration.of([("policy", "lru"), ("hardware.h2d_pinned", "20 GB/s")])
     assert point.overrides == "policy=lru hardware.h2d_pinned='20 GB/s'"
 
 
