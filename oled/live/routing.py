@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.errors import UserError
+from oled.hardware import CostTables, Profile, Runtime, build_costs
 from oled.live.kernels import SILU, ExpertForm
 from oled.models.catalogue import ModelGeometry
+from oled.sim.settings import Settings
 from oled.trace import Trace, batch
 from oled.trace.batch import lockstep
 from oled.trace.schema import Geometry
@@ -122,3 +124,29 @@ def form_of(geometry: Geometry, model: ModelGeometry | None = None) -> ExpertFor
     if shape.hidden_size is None or shape.moe_intermediate_size is None:
         raise UserError("the trace does not say how wide its experts are: they can not be built")
     return ExpertForm(shape.hidden_size, shape.moe_intermediate_size, False, False, SILU, 0.0, 0.0)
+
+
+def costs_of(
+    routing: Routing,
+    geometry: Geometry,
+    expert_bytes: int,
+    settings: Settings,
+    machine: tuple[Profile, Runtime],
+    model: ModelGeometry | None,
+) -> CostTables:
+    """Return the costs of `routing` with experts of that many bytes, on a profile and a runtime.
+
+    `model`: whose times the dense parts take; None: those of `geometry`.
+    """
+    steps, (profile, runtime) = routing.steps, machine
+    return build_costs(
+        replace(geometry, expert_bytes=(expert_bytes,) * steps.num_layers),
+        steps.tokens,
+        steps.context,
+        int(steps.tokens.max()),
+        profile,
+        runtime,
+        model,
+        kernel=settings.cpu_kernel,
+        pinned=settings.pinned,
+    )

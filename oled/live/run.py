@@ -46,9 +46,10 @@ from oled.sim import metrics
 from oled.sim.calibration import Calibration
 from oled.sim.prepare import assemble
 from oled.sim.settings import Settings
-from oled.sim.slots import parse_slots
+from oled.sim.slots import Budget, parse_slots
 from oled.trace.schema import Geometry
 from oled.trace.steps import Steps
+from oled.types import Ints
 
 _ROOM_TO_WORK = 512 * 2**20  # on the device: KV cache, activations, workspaces; assumed
 
@@ -84,19 +85,7 @@ def live_run(
     The model, which is on the CPU, goes where the backend computes; its experts move into the host
     store and stay there as its parameters.
     """
-    refuse_unsupported(composition, settings)
-    kind.refuse(composition)
-    if settings.batch_size > 1:
-        raise UserError(
-            f"workload.batch_size={settings.batch_size}: a model decodes live one prompt at a "
-            f"time, for what padding routes is nobody's; a trace runs in lockstep (trace=DIR)"
-        )
-    _refuse_what_is_missing(composition, decode, calibration)
-    if composition.dispatch.drops and kind.expert_file is not None:
-        raise UserError(
-            f"policy '{composition.name}' approximates misses, and its text is compared with that "
-            f"of the same model: take link=memory"
-        )
+    _refuse_what_cannot_run(composition, settings, decode, calibration, kind)
     layers = moe_layers(loaded.model)
     geometry = geometry_of(loaded.model)
     known = empty_steps(geometry)
@@ -128,24 +117,61 @@ def live_run(
     offloaded = Offloaded(layers, executor, log, gates, surrogates)
     with threads_for(loaded.model), offloaded as live:
         texts, passes, times = _decode(loaded, decoding, requests, live)
+    decoded = tuple(texts), tuple(passes), np.array(times, np.int64)
+    return _result(decoded, offloaded, (budget, costs, preflight, beside), geometry)
+
+
+def _result(
+    decoded: tuple[tuple[str, ...], tuple[Pass, ...], Ints],
+    offloaded: Offloaded,
+    planned: tuple[Budget, CostTables, Preflight, int],
+    geometry: Geometry,
+) -> LiveRun:
+    """Collect what a decoding gave. `planned`: with the bytes of surrogates, as in `LiveRun`."""
+    executor, log = offloaded.executor, offloaded.log
+    texts, passes, forward_ns = decoded
+    budget, costs, preflight, surrogate_bytes = planned
     return LiveRun(
-        texts=tuple(texts),
-        passes=tuple(passes),
-        steps=log.steps(known.expert_bytes),
+        texts=texts,
+        passes=passes,
+        steps=log.steps(np.array(geometry.expert_bytes, np.int64)),
         plans=executor.decider.log(),
         link=executor.decider.link_log(),
-        foresight=foresight,
+        foresight=log.foresight,
         budget=budget,
         costs=costs,
-        forward_ns=np.array(times, np.int64),
+        forward_ns=forward_ns,
         decide_ns=np.array(executor.decide_ns, np.int64),
-        ask_ns=np.array(live.ask_ns, np.int64),
+        ask_ns=np.array(offloaded.ask_ns, np.int64),
         preflight=preflight,
-        surrogate_bytes=beside,
-        entries=np.array(backend.entries, np.int64).reshape(-1, 6),
+        surrogate_bytes=surrogate_bytes,
+        entries=np.array(executor.backend.entries, np.int64).reshape(-1, 6),
         layers=geometry.moe_layers,
         rates=metrics.count_metrics(executor.decider.tally.by_phase),
     )
+
+
+def _refuse_what_cannot_run(
+    composition: Composition,
+    settings: Settings,
+    decode: Decoding | Along,
+    calibration: Calibration | None,
+    kind: Kind[Any],
+) -> None:
+    """Raise UserError for what a model cannot run live, before anything is allocated."""
+    refuse_unsupported(composition, settings)
+    kind.refuse(composition)
+    if settings.batch_size > 1:
+        raise UserError(
+            f"workload.batch_size={settings.batch_size}: a model decodes live one prompt at a "
+            f"time, for what padding routes is nobody's; a trace runs in lockstep (trace=DIR)"
+        )
+    _refuse_what_is_missing(composition, decode, calibration)
+    if composition.dispatch.drops and kind.expert_file is not None:
+        raise UserError(
+            f"policy '{composition.name}' approximates misses, and its text is compared with that "
+            f"of the same model: take link=memory"
+        )
 
 
 def _stored(layers: Sequence[MoeLayer], kind: Kind[Any]) -> Store:

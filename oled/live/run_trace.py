@@ -11,25 +11,26 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from oled.hardware import Profile, Runtime, build_costs
+from oled.hardware import CostTables, Profile, Runtime
 from oled.live.backends.kind import Kind
 from oled.live.backends.kinds import EMULATED
 from oled.live.executor import device_slots, refuse_giving_up, refuse_unsupported
 from oled.live.link_replay import difference
 from oled.live.planlog import PlanLog
 from oled.live.replay import LiveReplay, live_replay
-from oled.live.routing import Routing, form_of
+from oled.live.routing import Routing, costs_of, form_of
 from oled.live.store import NUMBERS, Preflight
 from oled.live.timeline import live_timeline
 from oled.models.catalogue import ModelGeometry
 from oled.paths import trace_path
 from oled.policies.composition import Composition
 from oled.sim.api import calibrate, refuse_what_is_missing, rows_of_groups
+from oled.sim.calibration import Calibration
 from oled.sim.metrics import count_metrics, tpot_ns
 from oled.sim.prepare import Replay, assemble, replay_steps
 from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
-from oled.sim.slots import parse_slots
+from oled.sim.slots import Budget, parse_slots
 from oled.sim.timeline import Timeline, write_events
 from oled.trace import load
 from oled.trace.steps import Steps
@@ -122,18 +123,7 @@ def run_trace(
     geometry = kind.as_kept(geometry)
     numbers = NUMBERS[kind.numbers[0]]
     size = form.size * numbers.bytes
-    own = replace(trace.geometry, expert_bytes=(size,) * steps.num_layers)
-    costs = build_costs(
-        own,
-        steps.tokens,
-        steps.context,
-        int(steps.tokens.max()),
-        profile,
-        runtime,
-        geometry,
-        kernel=settings.cpu_kernel,
-        pinned=settings.pinned,
-    )
+    costs = costs_of(routing, trace.geometry, size, settings, (profile, runtime), geometry)
     budget = parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
     ready = assemble(steps, costs, composition, budget, settings, learned)
     slots = device_slots(ready, costs, budget, settings.staging_slots)
@@ -145,12 +135,22 @@ def run_trace(
         routing, store, costs, composition, budget, settings, learned,
         kind=kind, paced=paced, keep_outputs=False,
     )  # fmt: skip
-    asked = replace(settings, plans=True, timeline=(0, steps.num_forwards))
-    known = (steps, costs, composition, budget, asked, learned)
-    simulated = replay_steps(*known)
-    plans = PlanLog(simulated.tally.plans, simulated.tally.orders)
-    parted = difference(live.plans, live.link, steps, plans, assemble(*known))
+    simulated, parted = _simulated(live, (steps, costs, composition, budget), settings, learned)
     rows = rows_of_groups(subject.steps, settings.batch_size)
     return TraceRun(
         steps, live, simulated, trace.geometry.moe_layers, paced, parted, rows, preflight
     )
+
+
+def _simulated(
+    live: LiveReplay,
+    subject: tuple[Steps, CostTables, Composition, Budget],
+    settings: Settings,
+    learned: Calibration | None,
+) -> tuple[Replay, str | None]:
+    """Return the simulation of the same routing, and where its decisions part from the run's."""
+    steps = subject[0]
+    known = (*subject, replace(settings, plans=True, timeline=(0, steps.num_forwards)), learned)
+    simulated = replay_steps(*known)
+    plans = PlanLog(simulated.tally.plans, simulated.tally.orders)
+    return simulated, difference(live.plans, live.link, steps, plans, assemble(*known))

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from oled.hardware import CostTables, Profile, Runtime, build_costs
+from oled.hardware import CostTables, Profile, Runtime
 from oled.hardware.labels import foreign
 from oled.hardware.this_machine import machine
 from oled.live.backends.kind import Kind
 from oled.live.backends.kinds import EMULATED
 from oled.live.executor import refuse_giving_up, refuse_unsupported
-from oled.live.routing import Routing, form_of
+from oled.live.routing import Routing, costs_of, form_of
 from oled.live.store import NUMBERS
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition, load_composition
@@ -78,20 +78,7 @@ def validate(
     geometry = kind.as_kept(geometry)
     numbers = NUMBERS[kind.numbers[0]]
     size = form.size * numbers.bytes  # that the live side moves, whatever the trace counts
-    own = replace(trace.geometry, expert_bytes=(size,) * steps.num_layers)
-    costs = pace.of(
-        build_costs(
-            own,
-            steps.tokens,
-            steps.context,
-            int(steps.tokens.max()),
-            profile,
-            runtime,
-            geometry,
-            kernel=settings.cpu_kernel,
-            pinned=settings.pinned,
-        )
-    )
+    costs = pace.of(costs_of(routing, trace.geometry, size, settings, (profile, runtime), geometry))
     resident = _resident(kind, configurations, costs, size)
     filling = partial(tqdm, desc="random experts", unit="expert", disable=None)
     before = CpuTimes.now()
