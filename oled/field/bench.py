@@ -178,10 +178,7 @@ def _counts(facts: Facts, layers: int, top_k: int, table: NDArray[np.int64]) -> 
     missing = value("misses_per_token")
     if missing is None:
         hit = number(facts, "hit_rate")
-        share = (number(facts, "share_pct") or 0.0) / 100
-        experts = int(needed(facts, "experts_per_layer"))
-        rate = lru_misses(share, experts) if hit is None else 1 - hit
-        missing = layers * top_k * rate
+        missing = layers * top_k * (_lru(facts) if hit is None else 1 - hit)
     copied: Any = number(facts, COUNTS[2])
     on_cpu = number(facts, "cpu_per_token")
     if copied is None and on_cpu is not None:
@@ -199,6 +196,14 @@ def _counts(facts: Facts, layers: int, top_k: int, table: NDArray[np.int64]) -> 
         "background": value("background_admits_per_token") or 0.0,
         "ahead": value("prefetch_copies_per_token") or 0.0,
     }
+
+
+def _lru(facts: Facts) -> float:
+    """Return the share of requests that an LRU cache of the row's size misses."""
+    shape = parts.shape(facts["model"])
+    if shape is None:
+        raise UnpredictableError(f"model '{facts['model']}' is not in the catalogue")
+    return lru_misses((number(facts, "share_pct") or 0.0) / 100, shape.lru)
 
 
 def _share(facts: Facts) -> str:

@@ -20,8 +20,6 @@ from oled.field.scenario import Counts, Events, Memory
 TOKENS = 128
 CORRELATION = 0.15
 SEED = 15
-LRU_CURVES = {8: (2.0, 1.0), 32: (4.1, 0.95), 128: (3.73, 0.694)}
-"""a and b of `lru_misses` by the experts of a layer."""
 COPY_NS, HAND_OFF_NS = 40_000.0, 20_000.0  # of `quickest_table`, its author's
 
 Split = Literal["table", "admitted"]
@@ -148,17 +146,16 @@ def stated(
     )
 
 
-def lru_misses(share: float, experts: int) -> float:
+def lru_misses(share: float, curve: tuple[float, float]) -> float:
     """Return the share of requests that miss a per-layer LRU cache of `share` of the experts.
 
-    exp(-a share^b): the reports' Qwen3-30B-A3B and gpt-oss-120b (128 experts; seven and three
-    sizes) lie on one curve within 0.02, the recording of gpt-oss-20b (32 experts) on another;
-    Mixtral's 8 experts are hardly told apart by a cache at all (an assumption).
+    exp(-a share^b). The curves stand in `parts/models.csv`. Qwen3-30B-A3B (seven sizes),
+    gpt-oss-120b (three) and a recording of Qwen3.6-35B-A3B lie on one within 0.03; gpt-oss-20b's
+    recording, Qwen3.8-Flash-Next, DeepSeek-V4-Flash and Mixtral each have their own, models of 60
+    to 64 experts share one. Other models take that of Qwen3-30B-A3B.
     """
-    if share >= 1.0:
-        return 0.0
-    a, b = LRU_CURVES[min(LRU_CURVES, key=lambda known: abs(math.log(known / experts)))]
-    return math.exp(-a * share**b)
+    a, b = curve
+    return 0.0 if share >= 1.0 else math.exp(-a * share**b)
 
 
 def static_layers(layers: int, top_k: int, on_cpu: int) -> Events:

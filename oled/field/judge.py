@@ -146,11 +146,24 @@ def summary(predictions: list[Prediction]) -> str:
         if pairs:
             lines.append(f"sign of a change of policy above 5 %: right in {right} of {pairs}")
         lines += ["", _text(by_group(found), {"error": 1, "worst": 1, "ratios": 1})]
+    lines += _hit_rates(predictions)
     reasons = pd.Series([p.reason for p in predictions if p.reason]).value_counts()
     if len(reasons):
         lines += ["", "not predicted, and why:"]
         lines += [f"{count:5d}  {reason}" for reason, count in reasons.items()]
     return "\n".join(lines)
+
+
+def _hit_rates(predictions: list[Prediction]) -> list[str]:
+    """Return a line on hit rates: they are no times, their errors are in points."""
+    points = [
+        abs(p.predicted - p.row.measured)
+        for p in predictions
+        if p.kind == "hit rates" and p.predicted is not None and p.row.measured is not None
+    ]
+    if not points:
+        return []
+    return ["", f"hit rates: {len(points)} rows, median error {np.median(points):.1f} points"]
 
 
 def _text(table: pd.DataFrame, percent: dict[str, int]) -> str:

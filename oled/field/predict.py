@@ -11,6 +11,7 @@ import pandas as pd
 from oled.atomic import write_text
 from oled.errors import UserError
 from oled.field import bench, reports
+from oled.field.events import lru_misses
 from oled.field.replay import token_ns
 from oled.field.scenario import Scenario
 from oled.field.tables import Facts, Row, UnpredictableError
@@ -45,6 +46,8 @@ class Prediction:
         """Predicted over measured time, less 1."""
         if not self.predicted or not self.row.measured:
             return None
+        if self.row.unit not in (*NS, "tok/s"):
+            return None
         ratio = self.predicted / self.row.measured
         return ratio - 1 if self.row.unit in NS else 1 / ratio - 1
 
@@ -56,6 +59,8 @@ def predict(rows: Iterable[Row]) -> list[Prediction]:
 
 def _predict(row: Row) -> Prediction:
     try:
+        if row.unit == "%" and "hit rate" in row.facts["metric"]:
+            return _hit_rate(row)
         if row.unit not in (*NS, "tok/s"):
             raise UnpredictableError(f"unit '{row.unit}': only times and speeds are predicted")
         scenario, kind = scenario_of(row)
@@ -65,6 +70,18 @@ def _predict(row: Row) -> Prediction:
     times = [token_ns(scenario.at(speed, speed)) for speed in (1.0, fast, slow)]
     values = [_in_unit(time, row.unit) for time in times]
     return Prediction(row, values[0], min(values), max(values), kind)
+
+
+def _hit_rate(row: Row) -> Prediction:
+    """Predict the hit rate of an LRU cache, %."""
+    share, shape = reports.lru_share(reports.of_published(row.facts))
+    misses = lru_misses(share, shape.lru)
+    low, high = (100 * max(0.0, 1 - misses * times) for times in HIT_SPREAD)
+    return Prediction(row, 100 * (1 - misses), low, high, "hit rates")
+
+
+HIT_SPREAD = (1.35, 0.65)
+"""Misses of other texts and of a cold start, to those of the curve."""
 
 
 def scenario_of(row: Row) -> tuple[Scenario, str]:

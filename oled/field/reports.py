@@ -33,6 +33,8 @@ NOT_EXACT = (
     "floe",
 )
 """Systems that do not run the router's own experts, or not all of them."""
+CACHES = ("bench", "freetoken", "imp", "seqmoe")
+"""Engines whose share of experts on the GPU is a cache."""
 A_TIME = r"decode|speed|latency per token|tpot|tbt|throughput, single"
 NO_TIME = r"prefill|end-to-end|speed-up|over|cut|reduction"
 NOT_MODELLED = {
@@ -90,11 +92,13 @@ def of_published(facts: Facts) -> Report:
 
 def _elsewhere(system: str) -> str:
     low = system.lower()
+    if "without fetch" in low or "misses on cpu" in low:
+        return "cpu"
     if re.search(r"offloading|moe-infinity|on-demand|ondemand|load on demand|yalis|seqmoe", low):
         return "pcie"
     if re.search(r"lru expert cache|lru cache|static expert cache|promoe|fate|eap", low):
         return "pcie"
-    return "cpu+pcie" if re.search(r"freetoken|fetch|hybrimoe|dali", low) else "cpu"
+    return "cpu+pcie" if re.search(r"freetoken|fetch|law table|hybrimoe|dali", low) else "cpu"
 
 
 def scenario(report: Report) -> tuple[Scenario, bool]:
@@ -110,11 +114,15 @@ def scenario(report: Report) -> tuple[Scenario, bool]:
         raise UnpredictableError(f"engine '{report.engine}' is not in the catalogue")
     size, dense = _bytes_per_weight(report, shape)
     cached = "pcie" in report.elsewhere or "cache" in report.budget or "LRU" in report.engine
+    cached |= engine.name in CACHES
     place = _by_memory(report, shape, size, dense, cached)
     if place is None:
         place = placement(report.budget, shape.layers, shape.experts, cached)
     if place is None:
         raise UnpredictableError(f"'{report.budget}' does not say which experts are on the GPU")
+    if engine.name == "llama_cpp" and place.kind == "share" and not _by_expert(report):
+        on_cpu = round(shape.layers * (1 - place.share))  # it splits by layers and no other way
+        place = Placement("layers", on_cpu=on_cpu)
     host, probed = _host(report, place, engine.name)
     kernel = 1.0 if re.search("kernel|GEMV", report.read_gbps) else _kernel(report.quant)
     memory = Memory(kernel * host.cpu, host.link, max(host.link, host.both))
@@ -138,6 +146,27 @@ def scenario(report: Report) -> tuple[Scenario, bool]:
         cpu_call_ns=engine.handoff_ns * with_gpu,
         copy_call_ns=engine.copy_ns,
     ), probed
+
+
+def lru_share(report: Report) -> tuple[float, parts.Shape]:
+    """Return the share of the experts that an LRU cache holds, and the model.
+
+    Raises: UnpredictableError.
+    """
+    shape = parts.shape(report.model)
+    if shape is None:
+        raise UnpredictableError(f"model '{report.model}' is not in the catalogue")
+    if not re.search(r"LRU|cache", report.engine) or re.search(r"MRS|pin|pooled", report.engine):
+        raise UnpredictableError(f"'{report.engine}' is no per-layer LRU cache")
+    place = placement(report.budget or report.engine, shape.layers, shape.experts, cached=True)
+    if place is None or place.kind != "cache":
+        raise UnpredictableError(f"'{report.budget}' does not say how much is cached")
+    return place.share, shape
+
+
+def _by_expert(report: Report) -> bool:
+    """Return whether a fork keeps single experts of a layer on the GPU."""
+    return bool(re.search("hottest|slots|cache|static", f"{report.budget} {report.engine}".lower()))
 
 
 def _bytes_per_weight(report: Report, shape: parts.Shape) -> tuple[float, float]:
@@ -279,7 +308,7 @@ def _events(
             return events
         none = np.zeros_like(events.cpu)
         return Events(none, events.cpu, none, none, events.hits)
-    rate = 1 - place.share if place.kind == "share" else lru_misses(place.share, shape.experts)
+    rate = 1 - place.share if place.kind == "share" else lru_misses(place.share, shape.lru)
     if place.kind == "share" and re.search("hottest|popular|profile|frequency", report.budget):
         rate = min(1.0, POPULAR * rate)
     missing = layers * top_k * rate

@@ -13,6 +13,7 @@ from oled.field.events import (
     quickest_table,
     stated,
 )
+from oled.field.parts import shape
 from oled.field.scenario import Memory
 
 
@@ -55,8 +56,10 @@ def test_the_quickest_table_copies_more_over_a_faster_link():
 
 def test_hit_rates_follow_the_public_ones():
     """Qwen3-30B-A3B and gpt-oss-120b, 128 experts a layer; gpt-oss-20b, 32."""
+    one, other = shape("Qwen3-30B-A3B").lru, shape("gpt-oss-20b").lru
+    assert shape("gpt-oss-120b").lru == one
     for slots, hit in ((8, 0.42), (16, 0.57), (32, 0.76), (64, 0.91)):
-        assert 1 - lru_misses(slots / 128, 128) == pytest.approx(hit, abs=0.02)
+        assert 1 - lru_misses(slots / 128, one) == pytest.approx(hit, abs=0.02)
     for slots, hit in ((4, 0.434), (8, 0.649), (16, 0.881)):
-        assert 1 - lru_misses(slots / 32, 32) == pytest.approx(hit, abs=0.025)
-    assert lru_misses(1.0, 128) == 0.0
+        assert 1 - lru_misses(slots / 32, other) == pytest.approx(hit, abs=0.025)
+    assert lru_misses(1.0, one) == 0.0

@@ -59,6 +59,7 @@ class Shape:
     top_k: int
     expert_params: int
     active_params: float  # nominal, a token
+    lru: tuple[float, float]  # a and b of `oled.field.events.lru_misses`
     kv_bytes: float  # of one cached token, bf16; layers without a cache not counted
 
     @property
@@ -121,6 +122,7 @@ def shape(text: str) -> Shape | None:
         int(row["top_k"]),
         3 * int(row["hidden"]) * int(row["width"]),
         1e9 * float(row["active_b"]),
+        (float(row["lru_a"]), float(row["lru_b"])),
         float(row["kv_bytes"]),
     )
 
