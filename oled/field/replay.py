@@ -133,13 +133,13 @@ def clock(
             )  # fmt: skip
             run_dense(lanes, dense_ns, step, cache, costs, queue, rules)
             _recall(step, here[0], copied, cache, plan)
-            for i in range(here[4]):
-                if cache.staged[(layer + 1) % layers, AHEAD + i] == NOT_STAGED:
-                    _ask(queue, (layer + 1) % layers, AHEAD + i, index + 1, True, 1)
             run_layer(lanes, step, plan, cache, costs, queue, rules, SLOTS)
             for i in range(n):
                 plan.index[step.expert[i]] = -1
             _settle(layer, cache)
+            for i in range(here[4]):
+                if cache.staged[(layer + 1) % layers, AHEAD + i] == NOT_STAGED:
+                    _ask(queue, (layer + 1) % layers, AHEAD + i, index + 1, True, 1)
             for _ in range(here[3]):
                 _ask(queue, layer, BACKGROUND + asked % (IDS - BACKGROUND), FAR, False, PIECES)
                 asked += 1

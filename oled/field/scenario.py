@@ -44,7 +44,7 @@ class Events:
     cpu: Counts  # experts computed on the CPU
     copied: Counts  # experts copied in the step and computed on the GPU
     background: Counts  # copies asked for when the step is over, which nothing waits for
-    ahead: Counts  # copies for the next layer-step, asked for when the routing is known
+    ahead: Counts  # copies for the next layer-step, asked for when the step is over
     hits: Counts  # experts that are on the GPU
 
 

@@ -24,6 +24,15 @@ def test_time_beside_the_other_counts_for_its_rate():
     assert link.begin(0, 100).earliest_end(1000) == 120
 
 
+def test_each_lane_has_its_own_rate():
+    """100 of work each from 0. At 3/4 and 1/4: the first ends at 134, the other has done 33."""
+    link, cpu = Rival.pair(PPM * 3 // 4, PPM // 4)
+    first, second = link.begin(0, 100), cpu.begin(0, 100)
+    assert first.earliest_end(1000) == 134
+    first.close(134)
+    assert second.earliest_end(1000) == 201  # 134 beside at 1/4: 33.5; 66.5 alone
+
+
 def test_it_may_end_while_the_other_works():
     link, cpu = Rival.pair(HALF, HALF)
     cpu.begin(20, 500)  # still at work

@@ -285,6 +285,31 @@ def test_cpu_and_link_end_one_nanosecond_apart_or_together(cpu_expert):
     assert outcome.tally.end_ns.tolist() == [34]
 
 
+@pytest.mark.parametrize(
+    ("cpu_ppm", "link_ppm", "copy_end", "cpu_end"),
+    [
+        (1_000_000, 1_000_000, 30, 30),
+        (500_000, 1_000_000, 30, 40),  # the copy is done first: 10 of 20 ns of work are left
+        (1_000_000, 500_000, 40, 30),
+        (800_000, 250_000, 49, 35),  # the CPU after 25 ns; 6.25 of the copy's 20 ns are done
+    ],
+)
+def test_link_and_cpu_each_have_their_rate_until_the_first_ends(
+    cpu_ppm, link_ppm, copy_end, cpu_end
+):
+    """Dense 0-10, then 20 ns of work each from 10 on."""
+    machine = Machine(
+        group_t0=5, group_per_expert=5, copy=20, copy_wake=0, cpu_call=0, cpu_expert=20,
+        cpu_per_token=0, act_out=0, act_back=0, cpu_contention_ppm=cpu_ppm,
+        link_contention_ppm=link_ppm,
+    )  # fmt: skip
+    steps = make_steps([Forward({0: {0: 1, 1: 1}})], [2])
+    outcome = replay(steps, compose(dispatch=OnCpu(frozenset({(0, 1)}))), machine, slots=1)
+    assert sorted(of(outcome, ln.LOG_COPY, ln.LOG_CPU)) == sorted(
+        [(ln.LOG_COPY, 10, copy_end, 0, 0), (ln.LOG_CPU, 10, cpu_end, 0, 1)]
+    )
+
+
 def test_a_timeline_of_very_many_pieces_is_complete():
     steps = make_steps([Forward({0: {0: 1}, 1: {1: 1}})], [2, 2])
     machine = Machine(dense=4000, copy=3000, copy_wake=0)
