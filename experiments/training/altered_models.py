@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -27,9 +27,8 @@ from oled.policies.composition import composition_names, load_composition
 from oled.quality.measure import Quality, quality
 from oled.record import BlockDiffusion, LoadedModel, Prompt, load_model, load_prompts, record
 from oled.record.paths_run import run_on_paths
-from oled.running.alteration import Group
-from oled.running.decode import Pass
-from oled.running.dispatch import dispatched
+from oled.running.alteration import Alteration
+from oled.running.hooks import replace_experts
 from oled.running.modules import moe_layers
 from oled.running.rerouting import Rerouting
 from oled.sim.api import simulate
@@ -59,27 +58,19 @@ class Bench:
         return out
 
 
-class Silent(ExitStack):
+class Silent(Alteration):
     """A control: routed experts that add nothing."""
 
-    begins_with_masks = False
-
     def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
         self._layers = moe_layers(model)
 
-    def __enter__(self) -> Self:
-        self.enter_context(dispatched(self._layers, lambda _m, hidden, *_, **__: hidden * 0))
-        return super().__enter__()
+    def _install(self, installed: ExitStack) -> None:
+        installed.enter_context(
+            replace_experts(self._layers, lambda _row, _compute, hidden, *_: hidden * 0)
+        )
 
     def summary(self) -> Row:
         return {}
-
-    def announce(self, coming: Pass) -> None:
-        pass
-
-    def expect(self, tokens: int, groups: Sequence[Group]) -> None:
-        pass
 
 
 def silent_row(bench: Bench) -> Row:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from oled.models.llada2 import LLaDA2MoeModelLM
-from oled.running.dispatch import current_functions, dispatched, experts_of
 from oled.running.drafting import DraftExperts
+from oled.running.hooks import Compute, replace_experts
 from oled.running.modules import moe_layers
 
 
@@ -50,7 +50,7 @@ class Distillation:
     def __init__(self, model: LLaDA2MoeModelLM, experts: DraftExperts | None, block: int) -> None:
         self.model, self.experts, self.block = model, experts, block
         self._layers = moe_layers(model)
-        self._routers = [entry.places[0].router for entry in self._layers]
+        self._routers = [entry.modules[0].router for entry in self._layers]
 
     def run(self, clean: Tensor, noise: Tensor, *, draft: bool) -> Seen:
         """clean [W, S] and what is masked of it [W, S]; by the draft, or by the model."""
@@ -58,32 +58,29 @@ class Distillation:
         ids, positions = tiny_data.copies(clean, noise[:, None], self.model.config.mask_token_id)
         routed: list[Tensor] = []
         heard: list[tuple[Tensor, Tensor]] = []
-        rows = {module: row for row, module in enumerate(experts_of(self._layers))}
-        delegates = current_functions(self._layers)
 
         def noisy(x: Tensor) -> Tensor:
             return x.unflatten(0, (windows, -1))[:, :length].flatten(0, 1)
 
         def function(
-            module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor, **rest: Any
+            row: int, compute: Compute, hidden: Tensor, ids: Tensor, weights: Tensor
         ) -> Tensor:
-            compute = delegates[module]
             if not draft:
-                output = compute(module, hidden, ids, weights, **rest)
+                output = compute(hidden, ids, weights)
                 routed.append(noisy(output))
                 return output
             mine, best = noisy(hidden), noisy(weights).argmax(-1, keepdim=True)
             chosen = (noisy(ids).gather(-1, best), noisy(weights).gather(-1, best))
-            part = compute(module, mine, *chosen, **rest)
+            part = compute(mine, *chosen)
             if self.experts is not None:
-                part = part + self.experts.output(rows[module], mine)
+                part = part + self.experts.output(row, mine)
             routed.append(part)
             with torch.no_grad():
                 others = [
                     x.unflatten(0, (windows, -1))[:, length:].flatten(0, 1)
                     for x in (hidden, ids, weights)
                 ]
-                clean_part = compute(module, *others, **rest)
+                clean_part = compute(*others)
             whole = (x.unflatten(0, (windows, -1)) for x in (part, clean_part))
             return torch.cat(tuple(whole), dim=1).flatten(0, 1)
 
@@ -91,7 +88,7 @@ class Distillation:
             heard.append((noisy(output[0]), noisy(output[2])))
 
         hooks = [router.register_forward_hook(listen) for router in self._routers]
-        with dispatched(self._layers, function):
+        with replace_experts(self._layers, function):
             hidden = self.model.model(ids, position_ids=positions, copies=2, block=self.block)
         for hook in hooks:
             hook.remove()

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from oled.record import Decoding, LoadedModel, Prompt
-from oled.running.modules import moe_layers
+from oled.running.modules import moe_layers, router_stacks
 from oled.running.prompts import tokenize
-from oled.running.recorder import router_stacks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

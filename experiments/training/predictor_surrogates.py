@@ -43,7 +43,7 @@ def low_rank(
 def outputs(entry: MoeLayer, expert: int, x: Tensor) -> Tensor:
     """What an expert makes of x [n, h], not weighted."""
     ids = torch.full((len(x), 1), expert)
-    made: Tensor = entry.places[0].plain_forward()(entry.experts, x, ids, torch.ones(len(x), 1))
+    made: Tensor = entry.modules[0].plain_forward()(entry.experts, x, ids, torch.ones(len(x), 1))
     return made
 
 

@@ -37,9 +37,8 @@ from torch.nn import functional
 
 from oled.atomic import replaced_file
 from oled.record import LoadedModel, load_model, load_prompts
-from oled.running.dispatch import experts_of
 from oled.running.families import Scoring, read_family
-from oled.running.modules import moe_layers
+from oled.running.modules import experts_of, moe_layers
 from oled.running.predictors import fingerprint, write_heads
 
 log = logging.getLogger("train_predictors")

@@ -45,12 +45,12 @@ def paths(values: Values, out: Path) -> Done:
 
 
 def _alteration(values: Values, loaded: LoadedModel) -> Alteration:
-    from oled.quality.split_experts import OnPaths, load_paths
+    from oled.quality.split_experts import SplitExperts, load_paths
     from oled.running.rerouting import Rerouting
 
     if values["policy"] is not None:
         return Rerouting(loaded.model, rule_of(values["policy"]))
-    return OnPaths(loaded.model, load_paths(Path(values["paths"])))
+    return SplitExperts(loaded.model, load_paths(Path(values["paths"])))
 
 
 def _written(out: Path, found: Quality, alteration: Alteration) -> Done:

@@ -6,8 +6,8 @@ Letters as in `oled.live.kernels`: T tokens, k top-k, H hidden size, A active ex
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Any, Self
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +34,14 @@ from oled.policies.interface import (
     Side,
     Step,
 )
+from oled.running.hooks import Hooks
 from oled.sim.lanes import LOG_POLICY, LOG_QUEUE, LOG_RESIDENTS
 from oled.sim.prepare import Assembly
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
 
 
-class Executor:
+class Executor(Hooks):
     """A context: inside it experts move and compute; leaving it releases lanes and memory."""
 
     def __init__(self, store: Store, slots: int, decider: Decider, backend: Backend) -> None:
@@ -52,17 +53,9 @@ class Executor:
         self._pool = SlotPool(slots, *decider.ready.cache.resident.shape)
         self._prefetch_link = PrefetchLink(decider, self._pool, store)
 
-    def __enter__(self) -> Self:
+    def _install(self, installed: ExitStack) -> None:
         self.backend.open(self._prefetch_link if self.decider.prefetches else None)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.backend.close()
+        installed.callback(self.backend.close)
 
     def begin_request(self) -> None:
         """Initial residents are placed free of charge; everyone else leaves."""

@@ -18,8 +18,7 @@ from oled.live.backends.products import DTYPES
 from oled.live.expert_file import ExpertFile
 from oled.live.kernels import CLAMPED_SWIGLU, SILU, ExpertForm, combine, compute, group_pairs
 from oled.live.store import FLOAT32, NUMBERS, HostStore, Numbers
-from oled.running.dispatch import experts_of
-from oled.running.modules import MoeLayer
+from oled.running.modules import MoeLayer, experts_of
 from oled.types import Floats, Ints
 
 _TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -113,8 +112,8 @@ def _take_layer(entry: MoeLayer, store: HostStore, index: int, *, keep: bool) ->
         view.copy_(entry.experts.get_parameter(name))
         kept = view if keep else view.to("meta")
         taken = nn.Parameter(kept, requires_grad=False)
-        for place in entry.places:
-            setattr(place.experts, name, taken)
+        for module in entry.modules:
+            setattr(module.experts, name, taken)
     _verify(entry, store, index, expected)
 
 
@@ -176,7 +175,7 @@ def _probe_inputs(entry: MoeLayer) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _probe(entry: MoeLayer) -> Tensor:
-    output: Tensor = entry.places[0].plain_forward()(entry.experts, *_probe_inputs(entry))
+    output: Tensor = entry.modules[0].plain_forward()(entry.experts, *_probe_inputs(entry))
     return output.float()
 
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +21,10 @@ from oled.live.foresight import Predicted
 from oled.policies.composition import Composition
 from oled.running.capture import wanted
 from oled.running.families import read_family
-from oled.running.modules import MoeLayer
+from oled.running.hooks import Hooks, hook_routers
+from oled.running.modules import MoeLayer, Stack, router_stacks
 from oled.running.predictors import NextGate, Predictor, trained_predictors
-from oled.running.recorder import refuse_unknown_scores, router_stacks
-from oled.running.scores import router_scores
+from oled.running.scores import refuse_unknown_scores, router_scores
 
 HORIZONS = 3
 """Layers ahead whose gates are asked where a policy names no predictor; HybriMoE looks at three."""
@@ -74,7 +73,7 @@ def predictor_for(
     raise UserError(f"{heads}: no predictor '{composition.predictor}', only {names}")
 
 
-class Gates:
+class Gates(Hooks):
     """A context with hooks on the routers; `take` returns the output of the last router.
 
     `predictor`, if any, gets each layer's gate input.
@@ -97,31 +96,16 @@ class Gates:
         self._stacks = router_stacks(layers) if scores or self.horizons else []
         self._experts = [entry.num_experts for entry in layers]
         self._output = NO_OUTPUT
-        self._undo = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            for stack in self._stacks:
-                for row, router in enumerate(stack):
-                    hook = self._hook(stack, row)
-                    undo.callback(router.register_forward_hook(hook).remove)
-            self._undo = undo.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._undo.close()
+    def _install(self, installed: ExitStack) -> None:
+        installed.enter_context(hook_routers(self._stacks, self._hook))
 
     def take(self) -> RouterOutput:
         """Return the router output since the last call."""
         output, self._output = self._output, NO_OUTPUT
         return output
 
-    def _hook(self, stack: list[nn.Module], row: int) -> Callable[..., None]:
+    def _hook(self, stack: Stack, row: int) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
             began, scores = time.perf_counter_ns(), NO_OUTPUT.scores
             if self._scoring is not None:
@@ -133,7 +117,7 @@ class Gates:
 
         return hook
 
-    def _predict(self, stack: list[nn.Module], row: int, hidden: Tensor) -> dict[int, Predicted]:
+    def _predict(self, stack: Stack, row: int, hidden: Tensor) -> dict[int, Predicted]:
         """Return the predictions by layers ahead, in the form of a recorder."""
         if self._predictor is None:
             return {}

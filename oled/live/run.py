@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from oled.live.gates import Gates, predictor_for
 from oled.live.hooks import Offloaded
 from oled.live.steplog import StepLog, empty_steps
 from oled.live.store import Preflight, Store
-from oled.live.surrogates import Surrogates
+from oled.live.surrogates import StandIns, Surrogates
 from oled.models.catalogue import ModelGeometry
 from oled.policies.composition import Composition
 from oled.policies.part import NEEDS
@@ -114,8 +115,11 @@ def live_run(
     move_the_rest(loaded.model, layers, kind.device)
     backend = kind.make(store, slots, ready.costs, machine.paced)
     executor = Executor(store, slots, Decider(ready), backend)
-    offloaded = Offloaded(layers, executor, log, gates, surrogates)
-    with threads_for(loaded.model), offloaded as live:
+    live = Offloaded(layers, executor, log, gates)
+    stand_ins: AbstractContextManager[Any] = nullcontext()
+    if surrogates is not None:
+        stand_ins = StandIns(layers, surrogates, lambda: executor.approximated)
+    with threads_for(loaded.model), live, stand_ins:
         texts, passes, times = _decode(loaded, decoding, requests, live)
     decoded = tuple(texts), tuple(passes), np.array(times, np.int64)
     return _result(decoded, offloaded, (budget, costs, preflight, beside), geometry)

@@ -6,17 +6,21 @@ expert.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from oled.errors import UserError
-from oled.running.dispatch import experts_of
-from oled.running.modules import MoeLayer
+from oled.running.alteration import Alteration
+from oled.running.hooks import Compute, replace_experts
+from oled.running.modules import MoeLayer, experts_of
 from oled.running.predictors import fingerprint, heads_path, read_heads
 
 
@@ -69,3 +73,35 @@ class Surrogates:
         made = torch.einsum("nhr,nr->nh", self.up[layer][expert], inside)
         result = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         return result.index_add_(0, token, made * weights[token, slot, None].float())
+
+
+class StandIns(Alteration):
+    """Add the output of surrogates for the misses that a running policy approximates.
+
+    `approximated` returns the experts of the layer-step just computed that were left out.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[MoeLayer],
+        surrogates: Surrogates,
+        approximated: Callable[[], NDArray[np.uint16]],
+    ) -> None:
+        self._layers, self._surrogates, self._approximated = layers, surrogates, approximated
+
+    def summary(self) -> dict[str, Any]:
+        """Return the size of the surrogates."""
+        return {"surrogate_bytes": self._surrogates.bytes}
+
+    def _install(self, installed: ExitStack) -> None:
+        installed.enter_context(replace_experts(self._layers, self._on_experts))
+
+    def _on_experts(
+        self, row: int, compute: Compute, hidden: Tensor, ids: Tensor, weights: Tensor
+    ) -> Tensor:
+        out, left_out = compute(hidden, ids, weights), self._approximated()
+        if not left_out.size:
+            return out
+        experts = torch.from_numpy(left_out.astype(np.int64)).to(ids.device)
+        added = self._surrogates.outputs(row, experts, hidden.detach(), ids, weights.detach())
+        return out + added.to(out.dtype)

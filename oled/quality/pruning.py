@@ -27,7 +27,7 @@ from oled.altered.split.plan import PathPlan
 from oled.errors import UserError
 from oled.quality.heldout import answer_losses
 from oled.running.decode import BlockDiffusion, Request
-from oled.running.dispatch import current_functions, dispatched
+from oled.running.hooks import Compute, replace_experts
 from oled.running.modules import MoeLayer, moe_layers
 from oled.types import Ints
 
@@ -155,15 +155,13 @@ def _calibrate(
     seed: int,
 ) -> list[_Seen]:
     """Inputs and routes of every layer."""
-    rows = {entry.experts: row for row, entry in enumerate(layers)}
-    delegates = current_functions(layers)
     seen: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in layers]
 
-    def watch(module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor, **kw: Any) -> Tensor:
-        seen[rows[module]].append((hidden.detach().cpu(), ids.cpu(), weights.detach().cpu()))
-        return delegates[module](module, hidden, ids, weights, **kw)
+    def watch(row: int, compute: Compute, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        seen[row].append((hidden.detach().cpu(), ids.cpu(), weights.detach().cpu()))
+        return compute(hidden, ids, weights)
 
-    with dispatched(layers, watch):
+    with replace_experts(layers, watch):
         answer_losses(model, requests, decode, seed=seed)
     return [_Seen(*map(torch.cat, zip(*passes, strict=True))) for passes in seen]
 

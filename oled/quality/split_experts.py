@@ -9,11 +9,9 @@ what it computes.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,15 +21,12 @@ from transformers import PreTrainedModel
 from oled.altered.split.plan import PathPlan
 from oled.errors import UserError
 from oled.quality.pruning import PrunedPaths, gated_experts
-from oled.running.alteration import Group
-from oled.running.decode import Pass
+from oled.running.alteration import Alteration
 from oled.running.modules import moe_layers
 
 
-class OnPaths:
-    """A context in which `model` computes by `paths`; leaving it gives the model back."""
-
-    begins_with_masks = False
+class SplitExperts(Alteration):
+    """Let `model` compute by `paths`."""
 
     def __init__(self, model: PreTrainedModel, paths: PrunedPaths) -> None:
         layers = moe_layers(model)
@@ -40,38 +35,26 @@ class OnPaths:
             raise UserError("the paths are of a model with other layers or experts")
         self._experts: list[Any] = [gated_experts(entry) for entry in layers]
         self._paths = paths
-        self._undo = ExitStack()
 
     @torch.no_grad()
-    def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            for experts, source, projection in zip(
-                self._experts, self._paths.plan.sources, self._paths.projections, strict=True
+    def _install(self, installed: ExitStack) -> None:
+        for experts, source, projection in zip(
+            self._experts, self._paths.plan.sources, self._paths.projections, strict=True
+        ):
+            followers = torch.from_numpy(np.flatnonzero(source != np.arange(len(source))))
+            sources = torch.from_numpy(source)[followers]
+            for weights, new in (
+                (experts.gate_up_proj, experts.gate_up_proj[sources]),
+                (experts.down_proj, projection),
             ):
-                followers = torch.from_numpy(np.flatnonzero(source != np.arange(len(source))))
-                sources = torch.from_numpy(source)[followers]
-                for weights, new in (
-                    (experts.gate_up_proj, experts.gate_up_proj[sources]),
-                    (experts.down_proj, projection),
-                ):
-                    undo.callback(_put, weights, followers, weights[followers].clone())
-                    _put(weights, followers, new)
-            self._undo = undo.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._undo.close()
+                installed.callback(_put, weights, followers, weights[followers].clone())
+                _put(weights, followers, new)
 
     def __str__(self) -> str:
         return str(self._paths.plan)
 
     def summary(self) -> dict[str, Any]:
-        """What is left of the experts."""
+        """Return what is left of the experts."""
         plan = self._paths.plan
         return {
             "expansions": list(plan.expansions),
@@ -80,12 +63,6 @@ class OnPaths:
             "how": plan.how,
             **plan.about,
         }
-
-    def announce(self, coming: Pass) -> None:
-        """Passes are all alike."""
-
-    def expect(self, tokens: int, groups: Sequence[Group]) -> None:
-        """Passes are all alike."""
 
 
 @torch.no_grad()

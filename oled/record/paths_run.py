@@ -11,7 +11,7 @@ from oled.altered.split import write_path_trace
 from oled.errors import UserError
 from oled.quality.measure import Quality, quality
 from oled.quality.pruning import prune_paths
-from oled.quality.split_experts import OnPaths, save_paths
+from oled.quality.split_experts import SplitExperts, save_paths
 from oled.record.run import RecordReport, record
 from oled.running.decode import BlockDiffusion, Decoding, Speculative
 from oled.running.loading import LoadedModel
@@ -23,7 +23,7 @@ from oled.running.threads import threads_for
 class PathsReport:
     """What came of it, and where it is."""
 
-    on_paths: OnPaths
+    on_paths: SplitExperts
     quality: Quality
     recorded: RecordReport
     paths: Path
@@ -55,7 +55,7 @@ def run_on_paths(
     with threads_for(loaded.model):
         requests = tokenize(learned, loaded.tokenizer, chat=chat)
         pruned = prune_paths(loaded.model, requests, settings, tolerance, seed=seed)
-    on_paths = OnPaths(loaded.model, pruned)
+    on_paths = SplitExperts(loaded.model, pruned)
     found = quality(loaded, prompts, decode, on_paths, chat=chat, free=free, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as folder, on_paths:

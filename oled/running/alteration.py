@@ -1,41 +1,42 @@
-"""What changes a model's routed experts while it runs, and what such a change must be told."""
+"""A model that computes something else than its own routed experts."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oled.running.decode import Pass
+from oled.running.hooks import Hooks
+
+if TYPE_CHECKING:
+    from oled.running.decode.batch import Pass
 
 Block = tuple[int, int]
 """Request, and block in it."""
 Group = tuple[NDArray[np.int64], Block]
-"""Which of a pass's tokens are one block's, and which block that is."""
+"""The tokens of a pass that belong to one block, and that block."""
 
 
-class Alteration(AbstractContextManager[Any], Protocol):
-    """A context in which a model computes something else; leaving it gives the model back.
+class Alteration(Hooks):
+    """Change what a model computes inside the context; leaving it gives the model back.
 
-    `announce` or `expect` is called with each pass before it runs.
+    `announce` or `expect` is called with each pass before it runs; both do nothing here.
     """
 
     @property
     def begins_with_masks(self) -> bool:
         """Whether a block's first forward, in which all is masked, decides for its later ones."""
-        ...
+        return False
 
+    @abstractmethod
     def summary(self) -> dict[str, Any]:
-        """Flat figures of what was changed; `str` says them in words."""
-        ...
+        """Return flat figures of what was changed; `str` gives them in words."""
 
     def announce(self, coming: Pass) -> None:
-        """A decoding pass is about to run."""
-        ...
+        """Prepare for a decoding pass that is about to run."""
 
     def expect(self, tokens: int, groups: Sequence[Group]) -> None:
-        """A pass of `tokens` tokens is about to run; those in no group belong to no block."""
-        ...
+        """Prepare for a pass of so many tokens; tokens in no group belong to no block."""

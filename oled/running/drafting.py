@@ -11,25 +11,25 @@ top-k.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from oled import paths
 from oled.errors import UserError
+from oled.running.alteration import Alteration
 from oled.running.capture import wanted
-from oled.running.dispatch import current_functions, dispatched, experts_of
-from oled.running.modules import moe_layers
-from oled.running.predictors import BUNDLED, Stack, fingerprint, read_heads
-from oled.running.recorder import router_stacks
+from oled.running.hooks import Compute, replace_experts
+from oled.running.modules import Stack, moe_layers, router_stacks
+from oled.running.predictors import BUNDLED, fingerprint, read_heads
 from oled.trace.schema import Prediction
 
 DRAFT = "draft"
@@ -114,8 +114,11 @@ class Wanted:
     """Of every layer, all said at the last one: only then a draft is known to be kept."""
 
 
-class Draft:
-    """The draft of a model; None of `experts` leaves shared and best routed experts alone."""
+class Draft(Alteration):
+    """Let a model compute as its draft does: one pass, then `wanted`.
+
+    Without `experts` a draft has the shared and the best routed expert alone.
+    """
 
     def __init__(self, model: PreTrainedModel, experts: str | Path | None) -> None:
         self.layers = moe_layers(model)
@@ -141,24 +144,20 @@ class Draft:
             )
         return width // self._routed_width
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Inside, the model computes as its draft does; one pass, then `wanted`."""
-        rows = {module: row for row, module in enumerate(experts_of(self.layers))}
-        delegates = current_functions(self.layers)
+    def summary(self) -> dict[str, Any]:
+        """Return the size of the draft experts."""
+        return {"draft_experts": self.units}
 
-        def function(
-            module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor, **kwargs: Any
-        ) -> Tensor:
-            row = rows[module]
-            self._chosen[row] = ids, weights
-            best = weights.argmax(-1, keepdim=True)
-            chosen = (ids.gather(-1, best), weights.gather(-1, best))
-            output = delegates[module](module, hidden, *chosen, **kwargs)
-            return output if self.experts is None else output + self.experts.output(row, hidden)
+    def _install(self, installed: ExitStack) -> None:
+        installed.enter_context(replace_experts(self.layers, self._on_experts))
 
-        with dispatched(self.layers, function):
-            yield
+    def _on_experts(
+        self, row: int, compute: Compute, hidden: Tensor, ids: Tensor, weights: Tensor
+    ) -> Tensor:
+        self._chosen[row] = ids, weights
+        best = weights.argmax(-1, keepdim=True)
+        output = compute(hidden, ids.gather(-1, best), weights.gather(-1, best))
+        return output if self.experts is None else output + self.experts.output(row, hidden)
 
     def wanted(self) -> Wanted:
         """What the last pass says of the model's own experts."""

@@ -18,6 +18,9 @@ from oled.models.catalogue import MODELS
 from oled.running.families import read_family
 from oled.trace.schema import Geometry
 
+Stack = Sequence[nn.Module]
+"""The routers of all MoE layers of one stack of layers, by row."""
+
 _ROUTER_NAMES = ("gate", "router")  # beside the experts, in every family with fused experts
 
 
@@ -44,22 +47,22 @@ class ExpertsModule:
 class MoeLayer:
     """The routed part of one layer.
 
-    It has several places where a model has several stacks of layers over the same weights, such as
+    It has several modules where a model has several stacks of layers over the same weights, such as
     DiffusionGemma's encoder and decoder; a forward goes through one of them.
     """
 
     layer: int  # absolute
-    places: tuple[ExpertsModule, ...]
+    modules: tuple[ExpertsModule, ...]
 
     @property
     def name(self) -> str:
         """Of the experts module; the first, where there are several."""
-        return self.places[0].name
+        return self.modules[0].name
 
     @property
     def experts(self) -> nn.Module:
         """The module that holds the weights; the first, where several share them."""
-        return self.places[0].experts
+        return self.modules[0].experts
 
     @property
     def num_experts(self) -> int:
@@ -75,17 +78,40 @@ def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
             continue
         block = dict(model.get_submodule(name.rpartition(".")[0]).named_children())
         router = next((block[key] for key in _ROUTER_NAMES if key in block), None)
-        place = ExpertsModule(name, module, router)
-        place.plain_forward()  # refuses what does not go through the dispatcher
-        found.setdefault(_layer_id(name), []).append(place)
-    for layer, places in found.items():
-        _refuse_strangers(layer, places)
+        experts = ExpertsModule(name, module, router)
+        experts.plain_forward()  # refuses what does not go through the dispatcher
+        found.setdefault(_layer_id(name), []).append(experts)
+    for layer, modules in found.items():
+        _refuse_strangers(layer, modules)
     return tuple(MoeLayer(layer, tuple(found[layer])) for layer in sorted(found))
 
 
-def _refuse_strangers(layer: int, places: Sequence[ExpertsModule]) -> None:
+def experts_of(layers: Sequence[MoeLayer]) -> list[nn.Module]:
+    """Return every experts module, several of a layer in a model of several stacks."""
+    return [each.experts for entry in layers for each in entry.modules]
+
+
+def router_stacks(layers: Sequence[MoeLayer]) -> list[list[nn.Module]]:
+    """Return the routers of every stack of layers, by row.
+
+    Raises UserError where an experts module has no router beside it.
+    """
+    by_layer = [[_router_of(each) for each in entry.modules] for entry in layers]
+    return [list(stack) for stack in zip(*by_layer, strict=True)]
+
+
+def _router_of(experts: ExpertsModule) -> nn.Module:
+    if experts.router is None:
+        raise UserError(
+            f"{experts.name} has no router beside it: its routing can be recorded, but there are "
+            f"no scores and no predictions, and its routes can not be changed"
+        )
+    return experts.router
+
+
+def _refuse_strangers(layer: int, modules: Sequence[ExpertsModule]) -> None:
     """Experts of one layer must be the same weights: they are cached and copied as one."""
-    first, *others = places
+    first, *others = modules
     for other in others:
         for name, parameter in first.experts.named_parameters(recurse=False):
             if other.experts.get_parameter(name) is not parameter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,12 +24,12 @@ from oled import paths
 from oled.atomic import write_bytes
 from oled.errors import UserError
 from oled.running.families import Family, Scoring
+from oled.running.modules import Stack
 from oled.running.scores import router_scores
 
 NEXT_GATE, FUTURE_ROUTER, SPICE = "next_gate", "future_router", "spice"
 BUNDLED = "bundled"
 
-Stack = Sequence[nn.Module]
 Linear = tuple[Tensor, Tensor]
 """Weight [E, h] and bias [E]."""
 RouterOutput = tuple[int, Tensor, Tensor]

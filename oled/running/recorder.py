@@ -1,19 +1,17 @@
 """Hooks that see the routing of any transformers model with fused experts, and change nothing.
 
-transformers sends every experts module through `ALL_EXPERTS_FUNCTIONS`. The recorder adds one more
-function there, which copies ids and applied weights and then calls the function that the module
-used before. Router scores and next-gate predictions come from forward hooks on the routers.
+In place of the experts the recorder copies ids and applied weights, and then computes the experts
+as before. Router scores and predictions come from forward hooks on the routers.
 
 Shapes: N tokens of a pass, E experts, k top-k, m kept scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -22,16 +20,16 @@ from transformers import PreTrainedModel
 
 from oled.errors import UserError
 from oled.running.capture import Capture, Predicted, Staging
-from oled.running.dispatch import ExpertsFunction, current_functions, dispatched, experts_of
-from oled.running.families import Family, read_family
-from oled.running.modules import ExpertsModule, MoeLayer, moe_layers
+from oled.running.families import read_family
+from oled.running.hooks import Compute, Hooks, hook_routers, replace_experts
+from oled.running.modules import Stack, moe_layers, router_stacks
 from oled.running.predictors import NextGate, Predictor, trained_predictors
-from oled.running.scores import router_scores
+from oled.running.scores import refuse_unknown_scores, router_scores
 
 SUM_TOLERANCE = 0.01  # relative; bf16 rows were seen to add up to 0.9975 .. 1.0024
 
 
-class Recorder:
+class Recorder(Hooks):
     """A context: inside it, run one forward, then `take` what it routed.
 
     `score_width` m > 0 keeps the m best router scores of each token; `horizons` H > 0 asks the
@@ -57,35 +55,15 @@ class Recorder:
         self._stacks = self._find_routers() if listens else []
         self.predictors = self._find_predictors(heads)
         self._said: dict[tuple[str, int], set[int]] = {}  # rows by predictor and layers ahead
-        self._rows = {
-            experts: row for row, entry in enumerate(self.layers) for experts in experts_of([entry])
-        }
-        self._delegates: dict[nn.Module, ExpertsFunction] = {}
         self._staging = Staging(len(self.layers))
         self._tokens = 0
         self._reset()
         self._verified = False
-        self._undo = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            self._delegates = current_functions(self.layers)
-            undo.enter_context(dispatched(self.layers, self._on_experts))
-            for stack in self._stacks:
-                for row, router in enumerate(stack):
-                    hook = self._router_hook(stack, row)
-                    undo.callback(router.register_forward_hook(hook).remove)
-            self._undo = undo.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._undo.close()
-        self._reset()
+    def _install(self, installed: ExitStack) -> None:
+        installed.callback(self._reset)
+        installed.enter_context(replace_experts(self.layers, self._on_experts))
+        installed.enter_context(hook_routers(self._stacks, self._router_hook))
 
     def take(self, tokens: int) -> Capture:
         """The routing of the forward just run over `tokens` = N tokens; waits for the copies.
@@ -121,10 +99,9 @@ class Recorder:
                 )
 
     def _on_experts(
-        self, module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor, **kwargs: Any
+        self, row: int, compute: Compute, hidden: Tensor, ids: Tensor, weights: Tensor
     ) -> Tensor:
-        """What the dispatcher calls. hidden [N, H], ids and weights [N, k] -> [N, H]."""
-        row = self._rows[module]
+        """Keep ids and weights [N, k] of a layer and compute its experts as before."""
         if not any(self._fired):
             self._tokens = len(ids)
         elif len(ids) != self._tokens:
@@ -136,7 +113,7 @@ class Recorder:
         unused = self.family.top_k - ids.shape[1]  # a draft executes fewer than the router chose
         self._staging.put("expert_ids", row, functional.pad(ids, (0, unused), value=-1))
         self._staging.put("weights", row, functional.pad(weights, (0, unused)))
-        return self._delegates[module](module, hidden, ids, weights, **kwargs)
+        return compute(hidden, ids, weights)
 
     def _find_routers(self) -> list[list[nn.Module]]:
         if self.score_width:
@@ -152,7 +129,7 @@ class Recorder:
         kept = self.score_width or self.family.top_k
         return (*found, *trained_predictors(heads, self._stacks[0], self.family, kept))
 
-    def _router_hook(self, stack: list[nn.Module], row: int) -> Callable[..., None]:
+    def _router_hook(self, stack: Stack, row: int) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
             self._asked[row] += 1
             if self.score_width:
@@ -212,25 +189,3 @@ class Recorder:
                 f"{sums[row, token]:.4f}; the configuration of '{self.family.model_type}' says "
                 f"{expected:g}: record with a transformers version that oled knows"
             )
-
-
-def refuse_unknown_scores(family: Family) -> None:
-    if family.scoring is None:
-        raise UserError(
-            f"how '{family.model_type}' turns router logits into scores is not known: do without"
-        )
-
-
-def router_stacks(layers: Sequence[MoeLayer]) -> list[list[nn.Module]]:
-    """The routers of every stack of layers, by row."""
-    by_layer = [[_router_of(place) for place in entry.places] for entry in layers]
-    return [list(stack) for stack in zip(*by_layer, strict=True)]
-
-
-def _router_of(place: ExpertsModule) -> nn.Module:
-    if place.router is None:
-        raise UserError(
-            f"{place.name} has no router beside it: there is its routing, and neither scores nor "
-            f"predictions"
-        )
-    return place.router

@@ -11,30 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from oled.altered.reroute import Reroute, RouteChange, Routed
 from oled.altered.reroute.rerouter import BLOCK_PHASES, Rerouter
 from oled.errors import UserError
-from oled.running.alteration import Group
+from oled.running.alteration import Alteration, Group
 from oled.running.decode import Pass
 from oled.running.families import Scoring, read_family
-from oled.running.modules import moe_layers
+from oled.running.hooks import hook_routers
+from oled.running.modules import Stack, moe_layers, router_stacks
 from oled.running.scores import router_scores
 from oled.trace.schema import WeightKind
 
 
-class Rerouting:
-    """A context in which the routers of `model` follow `rule`.
+class Rerouting(Alteration):
+    """Let the routers of `model` follow `rule`.
 
-    `announce` (or `expect`) must be called with each pass before it runs. Leaving the context gives
-    the model back as it was.
+    `announce` (or `expect`) must be called with each pass before it runs.
     """
 
     def __init__(self, model: PreTrainedModel, rule: Reroute) -> None:
@@ -45,17 +44,12 @@ class Rerouting:
                 f"known; its routes can not be changed"
             )
         self._scoring = family.scoring
-        self._routers = [
-            (row, place.name, place.router)
-            for row, entry in enumerate(moe_layers(model))
-            for place in entry.places
-        ]
+        self._stacks = router_stacks(moe_layers(model))
         self._rerouter = Rerouter(
             rule, renormalise=family.weight_kind is not WeightKind.UNNORMALISED
         )
         self._tokens = 0
         self._groups: Sequence[Group] = ()
-        self._undo = ExitStack()
 
     @property
     def change(self) -> RouteChange:
@@ -67,32 +61,18 @@ class Rerouting:
         """Whether a block's first forward makes the pool of its later ones."""
         return self._rerouter.rule.keeps_pool
 
-    def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            for row, name, router in self._routers:
-                if router is None:
-                    raise UserError(f"{name} has no router beside it: its routes can not change")
-                undo.callback(router.register_forward_hook(self._hook(row, router)).remove)
-            self._undo = undo.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._undo.close()
+    def _install(self, installed: ExitStack) -> None:
+        installed.enter_context(hook_routers(self._stacks, self._hook))
 
     def __str__(self) -> str:
         return str(self.change)
 
     def summary(self) -> dict[str, Any]:
-        """What the rule has changed so far."""
+        """Return what the rule has changed so far."""
         return {"rule": self.change.rule, **self.change.metrics()}
 
     def announce(self, coming: Pass) -> None:
-        """A decoding pass is about to run: the shares of its blocks follow the rule."""
+        """Let the shares of a coming pass that belong to a block follow the rule."""
         groups = [
             (share.tokens, (share.request, share.block))
             for share in coming.shares
@@ -101,12 +81,12 @@ class Rerouting:
         self.expect(coming.num_tokens, groups)
 
     def expect(self, tokens: int, groups: Sequence[Group]) -> None:
-        """A pass of N = `tokens` tokens is about to run; those in no group keep their routes."""
+        """Let the groups of a coming pass of N = `tokens` tokens follow the rule."""
         self._tokens, self._groups = tokens, groups
 
-    def _hook(self, row: int, router: nn.Module) -> Callable[..., Any]:
+    def _hook(self, stack: Stack, row: int) -> Callable[..., Any]:
         @torch.no_grad()
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> Any:
+        def hook(router: Any, _: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> Any:
             if not self._groups:
                 return None
             logits, weights, ids, *rest = output

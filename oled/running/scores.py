@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from oled.running.families import Scoring
+from oled.errors import UserError
+from oled.running.families import Family, Scoring
 
 _SELECTION_BIAS = ("e_score_correction_bias", "expert_bias")
 
@@ -23,3 +24,11 @@ def router_scores(
     buffers = dict(router.named_buffers(recurse=False))
     bias = next((buffers[key] for key in _SELECTION_BIAS if key in buffers), None)
     return values, None if bias is None else values + bias
+
+
+def refuse_unknown_scores(family: Family) -> None:
+    """Raise UserError for a family whose scores are not known."""
+    if family.scoring is None:
+        raise UserError(
+            f"how '{family.model_type}' turns router logits into scores is not known: do without"
+        )

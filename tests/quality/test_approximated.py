@@ -26,8 +26,8 @@ from oled.record import (
     Mode,
     plain_prompt,
 )
-from oled.running.dispatch import dispatched, experts_of
-from oled.running.modules import moe_layers
+from oled.running.hooks import replace_experts
+from oled.running.modules import experts_of, moe_layers
 from oled.running.predictors import fingerprint, write_heads
 from oled.running.prompts import tokenize
 from oled.running.teacher_forcing import Along, open_positions, output_tokens
@@ -134,17 +134,16 @@ def test_the_model_computes_what_was_decided(bench, stand_in):
     assert again.rates["dropped"] == dropped.sum()
     layers = moe_layers(loaded.model)
     made = Surrogates.load(file, layers, "cpu")
-    rows = {experts: row for row, experts in enumerate(experts_of(layers))}
     steps = itertools.count()
 
-    def compute(module, hidden, ids, weights, **_):
+    def compute(row, _, hidden, ids, weights):
         step = next(steps)
         here = slice(*again.steps.offsets[step : step + 2])
         gone = torch.from_numpy(again.steps.expert[here][dropped[here]].astype(np.int64))
         lost = torch.isin(ids, gone)
-        plain = layers[0].places[0].plain_forward()
-        out = plain(module, hidden, ids, weights.masked_fill(lost, 0.0))
-        down, up = made.down[rows[module]][ids], made.up[rows[module]][ids]
+        plain = layers[row].modules[0].plain_forward()
+        out = plain(layers[row].experts, hidden, ids, weights.masked_fill(lost, 0.0))
+        down, up = made.down[row][ids], made.up[row][ids]
         replaced = torch.einsum("tkhr,tkri,ti->tkh", up, down, hidden)
         return out + stand_in * (replaced * (weights * lost)[..., None]).sum(1)
 
@@ -153,7 +152,7 @@ def test_the_model_computes_what_was_decided(bench, stand_in):
         1 if isinstance(bench[1], Autoregressive) else bench[1].block_length,
         0,
     )
-    with dispatched(layers, compute):
+    with replace_experts(layers, compute):
         for request in tokenize(PROMPTS, loaded.tokenizer):
             assert len(list(loop.decode(loaded.model, [request]))) == len(
                 loop.passes[request.index]

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from oled.altered.split import PathPlan
 from oled.errors import UserError
 from oled.quality.pruning import PrunedPaths, choose_sources, path_errors, prune_paths
-from oled.quality.split_experts import OnPaths, load_paths, save_paths
+from oled.quality.split_experts import SplitExperts, load_paths, save_paths
 from oled.running.decode import BlockDiffusion, Request
 from oled.running.modules import moe_layers
 from oled.running.prompts import plain_prompt, tokenize
@@ -81,7 +81,7 @@ def test_what_costs_nothing_is_pruned(twins: PreTrainedModel, requests: list[Req
     tokens = torch.arange(16)[None]
     with torch.inference_mode():
         before = twins(tokens).logits
-        with OnPaths(twins, paths):
+        with SplitExperts(twins, paths):
             on_paths = twins(tokens).logits
         after = twins(tokens).logits
     assert float((on_paths - before).norm() / before.norm()) < 0.02
@@ -100,7 +100,7 @@ def test_a_tolerance_prunes_more_and_loses_more(
         assert max(paths.plan.about["worst_error"]) <= tolerance
         with torch.inference_mode():
             plain = llada(tokens).logits
-            with OnPaths(llada, paths):
+            with SplitExperts(llada, paths):
                 lost.append(float((llada(tokens).logits - plain).square().sum()))
     assert kept[0] == 24
     assert kept[0] > kept[1] > kept[2] >= 6
@@ -114,7 +114,7 @@ def test_on_paths_is_an_expert_with_anothers_expansion(llada: PreTrainedModel) -
     none = torch.zeros(0, 32, 16)
     paths = PrunedPaths(PathPlan((source, own, own)), (projection, none, none))
     experts = moe_layers(llada)[0].experts
-    with OnPaths(llada, paths):
+    with SplitExperts(llada, paths):
         assert torch.equal(experts.gate_up_proj[7], experts.gate_up_proj[3])
         assert torch.equal(experts.down_proj[7], projection[0])
     assert not torch.equal(experts.gate_up_proj[7], experts.gate_up_proj[3])

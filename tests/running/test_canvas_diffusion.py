@@ -142,10 +142,10 @@ def test_a_prompt_alone_is_read_to_its_last_token(gemma: PreTrainedModel) -> Non
 
 def test_both_stacks_are_recorded_as_one_set_of_layers(gemma: PreTrainedModel) -> None:
     layers = moe_layers(gemma)
-    assert [len(entry.places) for entry in layers] == [2] * 4
+    assert [len(entry.modules) for entry in layers] == [2] * 4
     seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     for entry in layers:
-        for place in entry.places:
+        for place in entry.modules:
 
             def look(_m, _i, output, name=place.name) -> None:
                 seen.append((name, output[1].numpy().copy(), output[2].numpy().copy()))

@@ -20,7 +20,7 @@ def one_layer(config: PreTrainedConfig) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config).eval()
     (layer,) = moe_layers(model)
     with torch.no_grad():
-        torch.nn.init.eye_(layer.places[0].router.weight)
+        torch.nn.init.eye_(layer.modules[0].router.weight)
     return model
 
 
@@ -38,7 +38,7 @@ def test_g01_selection_by_biased_groups_weights_without_bias() -> None:
     """Taken again from the logits it would be other experts; the weights add up to 2.5, not 1."""
     model = one_layer(CONFIGS["llada2_moe"](layers=2))
     bias = torch.tensor([-0.5, 0, 0.1, 0.1, 0, -0.3, 0.2, 0.2])
-    moe_layers(model)[0].places[0].router.expert_bias.copy_(bias)
+    moe_layers(model)[0].modules[0].router.expert_bias.copy_(bias)
     found = routed(model, [2, -1, 0.5, 0.4, -2, 1.8, 0.3, 0.2])
     applied = dict(zip(found.expert_ids[0, 0].tolist(), found.weights[0, 0].tolist(), strict=True))
     assert applied == pytest.approx({6: 1.2774, 7: 1.2226}, abs=1e-4)

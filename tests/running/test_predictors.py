@@ -14,7 +14,7 @@ from oled.live.surrogates import Surrogates
 from oled.models.bundled import load_tiny
 from oled.record import Autoregressive, LoadedModel, Recorder, plain_prompt, record
 from oled.running.families import Scoring, read_family
-from oled.running.modules import moe_layers
+from oled.running.modules import moe_layers, router_stacks
 from oled.running.predictors import (
     CrossLayerDrafts,
     RouterHeads,
@@ -24,7 +24,6 @@ from oled.running.predictors import (
     trained_predictors,
     write_heads,
 )
-from oled.running.recorder import router_stacks
 from oled.trace import load
 from oled.trace.check import check
 from oled.trace.steps import build_steps, coming_scores
@@ -63,7 +62,7 @@ def inputs_of_routers(model: PreTrainedModel, ids: torch.Tensor) -> list[torch.T
     """Gate inputs [N, h] of every MoE layer, seen by plain hooks."""
     seen: list[torch.Tensor] = []
     handles = [
-        entry.places[0].router.register_forward_hook(lambda _m, i, _o: seen.append(i[0]))
+        entry.modules[0].router.register_forward_hook(lambda _m, i, _o: seen.append(i[0]))
         for entry in moe_layers(model)
     ]
     with torch.inference_mode():

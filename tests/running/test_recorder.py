@@ -52,7 +52,7 @@ def router_outputs(model: PreTrainedModel, ids: torch.Tensor) -> list[tuple[torc
     """What each router returned, seen by plain hooks without a recorder."""
     seen: list[tuple[torch.Tensor, ...]] = []
     handles = [
-        entry.places[0].router.register_forward_hook(lambda _m, _i, output: seen.append(output))
+        entry.modules[0].router.register_forward_hook(lambda _m, _i, output: seen.append(output))
         for entry in moe_layers(model)
     ]
     run(model, ids)
@@ -161,7 +161,7 @@ def test_scores_are_the_best_of_all_experts(model: PreTrainedModel, ids: torch.T
 def test_biased_scores_stand_beside_the_plain_ones(llada: PreTrainedModel) -> None:
     with torch.no_grad():
         for entry in moe_layers(llada):
-            entry.places[0].router.expert_bias.copy_(torch.linspace(-1, 1, 8))
+            entry.modules[0].router.expert_bias.copy_(torch.linspace(-1, 1, 8))
     with Recorder(llada, score_width=8) as recorder:
         run(llada, torch.arange(2, 26)[None])
         scores = recorder.take(TOKENS).scores(np.arange(TOKENS))
@@ -176,7 +176,7 @@ def test_next_gates_are_asked_about_this_layers_input(family: str) -> None:
     inputs: list[torch.Tensor] = []
     layers = moe_layers(model)
     hooks = [
-        e.places[0].router.register_forward_hook(lambda _m, i, _o: inputs.append(i[0]))
+        e.modules[0].router.register_forward_hook(lambda _m, i, _o: inputs.append(i[0]))
         for e in layers
     ]
     with Recorder(model, horizons=4) as recorder:
@@ -191,7 +191,7 @@ def test_next_gates_are_asked_about_this_layers_input(family: str) -> None:
     assert pairs == [(a, a + h) for a in range(count) for h in range(1, 5) if a + h < count]
     for one, (row, target) in zip(said, pairs, strict=True):
         with torch.inference_mode():
-            _, weights, experts = layers[target].places[0].router(inputs[row])
+            _, weights, experts = layers[target].modules[0].router(inputs[row])
         total = np.zeros(8)
         tokens = slice(4, 10)
         np.add.at(total, experts[tokens].numpy(), weights[tokens].numpy())

@@ -33,9 +33,8 @@ from oled.running.decode.speculation import VerifySet
 from oled.running.decode.speculative_autoregressive import tokens_accepted
 from oled.running.decode.speculative_blocks import State, steps_accepted
 from oled.running.drafting import Draft, DraftExperts, bundled_drafts, load_draft_experts
-from oled.running.modules import moe_layers
+from oled.running.modules import moe_layers, router_stacks
 from oled.running.predictors import fingerprint, read_heads, write_heads
-from oled.running.recorder import router_stacks
 from oled.trace import load
 from oled.trace.check import check
 from oled.trace.drafts import Verifications, undrafted
@@ -198,7 +197,7 @@ def test_a_draft_adds_the_best_expert_and_its_own_to_the_shared_one(
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     hooks = [b.register_forward_hook(lambda _m, i, o: seen.append((i[0], o))) for b in blocks]
     with torch.inference_mode():
-        with draft.running():
+        with draft:
             llada(input_ids=torch.randint(2, 250, (1, 5)))
         for row, (block, (x, output)) in enumerate(zip(blocks, seen, strict=True)):
             tokens = x[0]
@@ -272,7 +271,7 @@ def test_a_recording_holds_drafts_and_what_plain_decoding_would_have_recorded(
 def test_the_recorder_sees_what_a_draft_executes(llada: PreTrainedModel) -> None:
     draft = Draft(llada, None)
     with Recorder(llada) as recorder, torch.inference_mode():
-        with draft.running():
+        with draft:
             llada(input_ids=torch.randint(2, 250, (1, 3)))
         capture = recorder.take(3)
     assert (capture.expert_ids[:, :, 0] >= 0).all()

@@ -114,7 +114,7 @@ class _Loop:
         while len(drafted) < most and (not drafted or token not in self.eos_ids):
             share = self._share([token], behind=len(drafted))
             self.announce(Pass(Phase.DRAFT, 1, (share,)))
-            with self.draft.running():
+            with self.draft:
                 logits = self.batch.run_last(share.token_ids[None])
             columns += 1
             confidence, choice = choose(logits)

@@ -111,7 +111,7 @@ class SpeculativeLoop(BlockLoop):
         while len(states) < self.drafting.most and not state.open.all():
             share = replace(_of(base, [state]), step=base.step + len(states))
             self.announce(Pass(Phase.DRAFT, self.length, (share,)))
-            with self.draft.running():
+            with self.draft:
                 logits = self.batch.run(state.tokens[None], keep=False)
             confidence, choice = (x[0] for x in choose(logits, self.ids.mask))
             wanted, share = self.draft.wanted(), replace(share, confidence=confidence)
