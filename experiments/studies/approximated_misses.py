@@ -23,7 +23,7 @@ from oled.live.run import Machine, live_run
 from oled.models.catalogue import model_geometry
 from oled.policies.composition import Composition, load_composition
 from oled.policies.dispatch.approximate import Approximate
-from oled.quality.approximated import Exact, Live, given_up
+from oled.quality.approximated import Exact, Live, approximations
 from oled.record import BlockDiffusion, LoadedModel, Prompt, load_model, load_prompts
 from oled.sim.settings import Settings
 
@@ -62,7 +62,7 @@ def measure(data: Path, prompts: int) -> Iterator[Row]:
         if exact is None:  # the same with any cache
             exact = Exact.of(loaded, asked, DECODE, live)
         free = live(composition, DECODE, True)
-        for name, found in given_up(exact, composition, live, free).items():
+        for name, found in approximations(exact, composition, live, free).items():
             yield {"share": share, "slots": slots, "stands_in": name, **found.summary()}
 
 

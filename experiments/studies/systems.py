@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from oled.altered.split import PathPlan, write_path_trace
+from oled.altered.split import PathPlan, write_split_trace
 from oled.bundled.plots.systems import draw
 from oled.bundled.studies import common
 from oled.bundled.studies.recorded import HOME
@@ -126,7 +126,7 @@ def _synthetic(spec: Synthetic, slots: list[int], folder: Path) -> list[dict[str
 def _made_up_paths(spec: Synthetic, folder: Path) -> Path:
     geometry = load(spec.folder()).geometry
     plan = PathPlan.at_random(geometry.experts_per_layer, HALVES, geometry.top_k)
-    return write_path_trace(spec.folder(), folder, plan)
+    return write_split_trace(spec.folder(), folder, plan)
 
 
 def _side(trace: str) -> str:

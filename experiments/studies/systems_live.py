@@ -75,7 +75,7 @@ def run_live(size: Size, folder: Path, slots: Sequence[int]) -> Live:
         load_model,
         record,
     )
-    from oled.record.paths_run import run_on_paths
+    from oled.record.split_experts import record_split_experts
     from oled.running.rerouting import Rerouting
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -100,8 +100,8 @@ def run_live(size: Size, folder: Path, slots: Sequence[int]) -> Live:
         record(loaded, judged, decode, trace, reroute=rule)
         altered[policy] = Altered(str(trace), found)
     log.info("bundled model: pcomoe, pruned on %d other prompts", len(learned))
-    done = run_on_paths(loaded, learned, judged, decode, TOLERANCE, folder / "tiny-pcomoe")
-    found = done.quality.summary() | done.on_paths.summary()
+    done = record_split_experts(loaded, learned, judged, decode, TOLERANCE, folder / "tiny-pcomoe")
+    found = done.quality.summary() | done.split.summary()
     altered["pcomoe"] = Altered(str(done.trace), found)
     given_up, exact = {}, None
     for number in slots:

@@ -26,7 +26,7 @@ from oled.altered.reroute import Reroute
 from oled.policies.composition import composition_names, load_composition
 from oled.quality.measure import Quality, quality
 from oled.record import BlockDiffusion, LoadedModel, Prompt, load_model, load_prompts, record
-from oled.record.paths_run import run_on_paths
+from oled.record.split_experts import record_split_experts
 from oled.running.alteration import Alteration
 from oled.running.hooks import replace_experts
 from oled.running.modules import moe_layers
@@ -108,11 +108,11 @@ def rule_row(bench: Bench, name: str, rule: Reroute, plain: Path) -> Row:
 def paths_row(bench: Bench, tolerance: float) -> Row:
     """Pruned paths."""
     out = bench.scratch / f"paths-{tolerance}"
-    done = run_on_paths(bench.loaded, bench.learned, bench.prompts, DECODE, tolerance, out)
+    done = record_split_experts(bench.loaded, bench.learned, bench.prompts, DECODE, tolerance, out)
     found: Quality = done.quality
     return {
         "name": f"pcomoe, tolerance {tolerance}",
-        **done.on_paths.summary(),
+        **done.split.summary(),
         **found.summary(),
         "closed": replayed(done.trace, "pcomoe"),
     }

@@ -62,7 +62,7 @@ def _written(out: Path, found: Quality, alteration: Alteration) -> Done:
 
 
 def _made_up(values: Values, out: Path) -> Done:
-    from oled.altered.split import PathPlan, write_path_trace
+    from oled.altered.split import PathPlan, write_split_trace
     from oled.sweeps.configuration import source_of
     from oled.sweeps.simulation import folder_of
     from oled.trace import read_manifest
@@ -71,19 +71,19 @@ def _made_up(values: Values, out: Path) -> Done:
     geometry = read_manifest(folder).geometry
     experts, top_k = geometry.experts_per_layer, geometry.top_k
     plan = PathPlan.at_random(experts, values["share"], top_k, values["seed"])
-    done = write_path_trace(folder, out / "trace", plan)
+    done = write_split_trace(folder, out / "trace", plan)
     return Done(f"{plan}\n{done}", {"trace": str(done)})
 
 
 def _pruned(values: Values, out: Path) -> Done:
     from oled import record
-    from oled.record.paths_run import run_on_paths
+    from oled.record.split_experts import record_split_experts
 
     learn = values["learn"]
     for key, value in (("learn.prompts", learn["prompts"]), ("prompts", values["prompts"])):
         if value is None:
             raise UserError(f"{key} must be given")
-    done = run_on_paths(
+    done = record_split_experts(
         checkpoint(values["model"], values["model"]["device"]),
         record.load_prompts(learn["prompts"], skip=learn["skip"], limit=learn["limit"]),
         record.load_prompts(values["prompts"], skip=values["skip"], limit=values["limit"]),
@@ -94,6 +94,6 @@ def _pruned(values: Values, out: Path) -> Done:
         free=values["free"],
         seed=values["seed"],
     )
-    quality = _written(out, done.quality, done.on_paths)
+    quality = _written(out, done.quality, done.split)
     lines = [quality.text, done.paths, done.recorded, done.trace]
     return Done("\n".join(map(str, lines)), quality.figures)

@@ -139,7 +139,7 @@ def _run_model(
     from oled.live.decoded import LiveRun, simulate_run
     from oled.live.run import Machine, live_run
     from oled.paths import traces_dir
-    from oled.quality.approximated import Exact, comparable, given_up
+    from oled.quality.approximated import Exact, approximations, comparable
     from oled.sim.calibration import Calibration
     from oled.sim.prepared import PreparedTrace
 
@@ -174,7 +174,7 @@ def _run_model(
     ]
     if judged is not None:
         exact = Exact.of(loaded, prompts, judged, live)
-        found = given_up(exact, composition, live, done)
+        found = approximations(exact, composition, live, done)
         for name, one in found.items():
             lines += [f"{name} in the place of what is given up", *one.lines()]
         summary["given_up"] = {name: one.summary() for name, one in found.items()}

@@ -127,5 +127,5 @@ class Gates(Hooks):
                 values.float().cpu().numpy(),
                 self._experts[(row + distance) % len(stack)],
             )
-            for distance, ids, values in self._predictor.say(stack, row, hidden)
+            for distance, ids, values in self._predictor.predict(stack, row, hidden)
         }

@@ -41,7 +41,7 @@ from oled.running.decode import Autoregressive, Decoding, Pass, Request, Specula
 from oled.running.loading import LoadedModel
 from oled.running.modules import MoeLayer, geometry_of, moe_layers
 from oled.running.prompts import Prompt, tokenize
-from oled.running.teacher_forcing import Along, output_tokens
+from oled.running.teacher_forcing import TeacherForcing, output_tokens
 from oled.running.threads import threads_for
 from oled.sim import metrics
 from oled.sim.calibration import Calibration
@@ -68,7 +68,7 @@ class Machine:
 def live_run(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
-    decode: Decoding | Along,
+    decode: Decoding | TeacherForcing,
     composition: Composition,
     settings: Settings,
     machine: Machine,
@@ -185,7 +185,10 @@ def _stored(layers: Sequence[MoeLayer], kind: Kind[Any]) -> Store:
 
 
 def _decode(
-    loaded: LoadedModel, decoding: Decoding | Along, requests: Sequence[Request], live: Offloaded
+    loaded: LoadedModel,
+    decoding: Decoding | TeacherForcing,
+    requests: Sequence[Request],
+    live: Offloaded,
 ) -> tuple[list[str], list[Pass], list[int]]:
     """Texts of the requests, and passes with their wall times, ns."""
     texts: list[str] = []
@@ -231,7 +234,7 @@ def _preflight(
 
 
 def _refuse_what_is_missing(
-    composition: Composition, decode: Decoding | Along, calibration: Calibration | None
+    composition: Composition, decode: Decoding | TeacherForcing, calibration: Calibration | None
 ) -> None:
     """What the policy needs and a decoding that goes on can not give it."""
     if isinstance(decode, Speculative):

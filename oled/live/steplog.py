@@ -154,7 +154,7 @@ class StepLog:
             block=column([share.block for share in shares]),
             step=column([share.step for share in shares]),
             tokens=column([len(share.positions) for share in shares]),
-            context=column([share.context_length for share in shares]),
+            context=column([share.context for share in shares]),
             accepted=column([int(share.accepted.sum()) for share in shares]),
             produced=column([share.produced for share in shares]),
             source=np.arange(len(shares)),

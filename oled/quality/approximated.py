@@ -32,7 +32,12 @@ from oled.running.decode import (
 )
 from oled.running.loading import LoadedModel
 from oled.running.prompts import Prompt, tokenize
-from oled.running.teacher_forcing import Along, open_positions, output_tokens, tokens_written
+from oled.running.teacher_forcing import (
+    TeacherForcing,
+    open_positions,
+    output_tokens,
+    tokens_written,
+)
 from oled.trace.schema import Phase
 from oled.types import Ints
 
@@ -45,7 +50,7 @@ Live = Callable[[Composition, Any, bool], LiveRun]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GivenUp:
+class Approximation:
     """One way of giving misses up, beside the exact model."""
 
     quality: Quality
@@ -90,8 +95,8 @@ def comparable(prompts: Sequence[Prompt], decode: Decoding) -> BlockDiffusion | 
 class Exact:
     """The model that every way of giving misses up is compared with."""
 
-    loop: Callable[[], Along]  # along the reference answers, as it decoded them
-    heard: list[Tensor]  # by prompt, log-probabilities at the open positions
+    loop: Callable[[], TeacherForcing]  # along the reference answers, as it decoded them
+    log_probabilities: list[Tensor]  # by prompt, at the open positions
     truths: list[Ints]  # by prompt, the tokens that are there in the end
     side: Side
     decoding: BlockDiffusion | Autoregressive
@@ -114,27 +119,27 @@ class Exact:
         requests = _by_request(guide.passes)
         truths = [_truth(passes, lengths[index]) for index, passes in requests.items()]
 
-        def loop() -> Along:
-            return Along(requests, block, decoding.max_new_tokens)
+        def loop() -> TeacherForcing:
+            return TeacherForcing(requests, block, decoding.max_new_tokens)
 
         again = loop()
         live(policy, again, True)
-        side = _side(again.heard, truths, live(policy, decoding, True))
-        return cls(loop, again.heard, truths, side, decoding)
+        side = _side(again.log_probabilities, truths, live(policy, decoding, True))
+        return cls(loop, again.log_probabilities, truths, side, decoding)
 
 
-def given_up(
+def approximations(
     exact: Exact, composition: Composition, live: Live, free: LiveRun
-) -> dict[str, GivenUp]:
+) -> dict[str, Approximation]:
     """SURROGATES and NOTHING beside the exact model. `free`: what the policy wrote by itself."""
     found = {}
     for name in (SURROGATES, NOTHING):
         stand_in, along = name == SURROGATES, exact.loop()
         run = live(composition, along, stand_in)
         wrote = free if stand_in else live(composition, exact.decoding, False)
-        found[name] = GivenUp(
-            Quality(exact.side, _side(along.heard, exact.truths, wrote)),
-            _kl_bits(exact.heard, along.heard),
+        found[name] = Approximation(
+            Quality(exact.side, _side(along.log_probabilities, exact.truths, wrote)),
+            _kl_bits(exact.log_probabilities, along.log_probabilities),
             float(run.rates["dropped_gate_share"] or 0.0),
         )
     return found
@@ -154,9 +159,9 @@ def _truth(passes: Sequence[Pass], prompt_length: int) -> Ints:
     return np.array([tokens[position] for position in positions.tolist()], np.int64)
 
 
-def _side(heard: Sequence[Tensor], truths: Sequence[Ints], free: LiveRun) -> Side:
+def _side(log_probabilities: Sequence[Tensor], truths: Sequence[Ints], free: LiveRun) -> Side:
     answered = []
-    for said, truth in zip(heard, truths, strict=True):
+    for said, truth in zip(log_probabilities, truths, strict=True):
         bits = -said[torch.arange(len(truth)), torch.from_numpy(truth)].double() / np.log(2)
         answered.append(Answered(bits.numpy(), said.argmax(-1).numpy(), truth))
     written = [tuple(output_tokens(passes)) for passes in _by_request(free.passes).values()]

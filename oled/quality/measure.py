@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from oled.errors import UserError
 from oled.quality.heldout import Answered, answer_losses
 from oled.running.alteration import Alteration
-from oled.running.decode import BlockDiffusion, Decoding, Pass, Request, Speculative
+from oled.running.decode import BlockDiffusion, Decoding, Request, Speculative
 from oled.running.decode.batch import unheard
 from oled.running.loading import LoadedModel
 from oled.running.prompts import Prompt, tokenize
+from oled.running.teacher_forcing import output_tokens
 from oled.running.threads import threads_for
 from oled.trace.schema import Phase
 
@@ -161,15 +162,6 @@ def _measure(
         ]
     return Side(
         tuple(losses),
-        tuple(written(passes) for passes in runs),
+        tuple(tuple(output_tokens(passes)) for passes in runs),
         sum(one.phase is Phase.DENOISE for passes in runs for one in passes),
     )
-
-
-def written(passes: Sequence[Pass]) -> tuple[int, ...]:
-    """Tokens of a single request's output, in order, up to and including the end token."""
-    tokens: dict[int, int] = {}
-    for one in passes:
-        tokens |= dict(one.shares[0].written)
-    produced = sum(one.shares[0].produced for one in passes)
-    return tuple(tokens[position] for position in sorted(tokens))[:produced]

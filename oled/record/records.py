@@ -27,7 +27,7 @@ def _record(pass_id: int, phase: Phase, share: Share, capture: Capture) -> Forwa
         accepted=share.accepted,
         block=share.block,
         step=share.step,
-        context=share.context_length,
+        context=share.context,
         produced=share.produced,
         predictions=(*share.predictions, *capture.predictions(share.tokens)),
         scores=capture.scores(share.tokens),

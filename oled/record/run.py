@@ -18,8 +18,7 @@ from oled.record.records import forward_records
 from oled.running.decode import Decoding, Pass, Speculative
 from oled.running.decode.batch import unheard
 from oled.running.loading import LoadedModel
-from oled.running.preflight import refuse_unfit
-from oled.running.prompts import Prompt, tokenize, uses_template
+from oled.running.prompts import Prompt, check_requests, tokenize, uses_template
 from oled.running.recorder import Recorder
 from oled.running.rerouting import Rerouting
 from oled.running.threads import threads_for
@@ -118,7 +117,7 @@ def record(
         _refuse_drafting(batch_size, reroute)
     settings = decode.resolve(loaded.model, loaded.tokenizer)
     requests = tokenize(prompts, loaded.tokenizer, chat=chat, seed=seed)
-    refuse_unfit(loaded.model, requests, settings)
+    check_requests(loaded.model, requests, settings)
     batches = [requests[at : at + batch_size] for at in range(0, len(requests), batch_size)]
     recorder = Recorder(loaded.model, score_width=score_width, horizons=horizons, heads=heads)
     manifest = manifest_of(

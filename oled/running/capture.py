@@ -87,8 +87,7 @@ class Capture:
         if self.score_ids is None or self.score_values is None:
             return None
         biased = None if self.score_biased is None else self.score_biased[:, tokens]
-        ids = self.score_ids[:, tokens].astype(np.uint16)
-        return RouterScores(ids, self.score_values[:, tokens], biased)
+        return RouterScores(self.score_ids[:, tokens], self.score_values[:, tokens], biased)
 
     def predictions(self, tokens: NDArray[np.int64]) -> tuple[Prediction, ...]:
         """What predictors said about these tokens, added up over them."""

@@ -32,7 +32,7 @@ BUNDLED = "bundled"
 
 Linear = tuple[Tensor, Tensor]
 """Weight [E, h] and bias [E]."""
-RouterOutput = tuple[int, Tensor, Tensor]
+LayerPrediction = tuple[int, Tensor, Tensor]
 """Layers ahead, ids [N, m] and values [N, m]."""
 
 
@@ -46,7 +46,7 @@ class Predictor(Protocol):
         """Of a stack of so many rows: how many MoE layers ahead it says anything at most."""
         ...
 
-    def say(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[RouterOutput]:
+    def predict(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[LayerPrediction]:
         """What the gate input `hidden` [N, h] of a row tells of other layers."""
         ...
 
@@ -61,7 +61,7 @@ class NextGate:
     def reach(self, layers: int) -> int:
         return min(self.horizons, layers - 1)
 
-    def say(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[RouterOutput]:
+    def predict(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[LayerPrediction]:
         for ahead in range(1, min(self.horizons, len(stack) - 1 - row) + 1):
             # forward, not __call__: a recorder's hook must not take this for a real call
             _, weights, ids = stack[row + ahead].forward(hidden)
@@ -87,7 +87,7 @@ class RouterHeads:
     def reach(self, layers: int) -> int:
         return layers
 
-    def say(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[RouterOutput]:
+    def predict(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[LayerPrediction]:
         layers = len(stack)
         yield layers, *self._best(self.temporal[row], hidden)
         if self.spatial and layers > 1:
@@ -119,7 +119,7 @@ class CrossLayerDrafts:
     def reach(self, layers: int) -> int:
         return layers - 1
 
-    def say(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[RouterOutput]:
+    def predict(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[LayerPrediction]:
         z = hidden.float()
         for ahead in range(1, len(stack) - row):
             z = draft(z, self.down[row + ahead - 1], self.up[row + ahead - 1])

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
-from oled.running.decode import Request
+from oled.running.decode import BlockDiffusion, Decoding, Request
 
 # field of the prompt, field of its reference, form of the prompt and of the reference without chat
 _FORMS = (
@@ -132,3 +132,24 @@ def _request(
     if continuation is not None:
         reference = np.array(tokenizer(continuation, add_special_tokens=False)["input_ids"])
     return Request(index, np.array(ids, dtype=np.int64), reference, seed)
+
+
+def check_requests(model: PreTrainedModel, requests: Sequence[Request], decode: Decoding) -> None:
+    """Raise UserError for prompts that are too long and for tokens that the model does not have."""
+    facts = model.config.get_text_config().to_dict()
+    vocabulary, positions = facts["vocab_size"], facts.get("max_position_embeddings")
+    for request in requests:
+        length = len(request.prompt)
+        if positions is not None and length + decode.max_new_tokens > positions:
+            raise UserError(
+                f"prompt {request.index} has {length} tokens, with decode.max_new_tokens="
+                f"{decode.max_new_tokens} more than the model's {positions} positions"
+            )
+        for name, ids in (("prompt", request.prompt), ("reference of prompt", request.reference)):
+            if ids is not None and len(ids) and ids.max() >= vocabulary:
+                raise UserError(
+                    f"{name} {request.index} holds token {ids.max()}, the model has {vocabulary}: "
+                    f"the tokenizer is another model's"
+                )
+    if isinstance(decode, BlockDiffusion) and decode.mask_id not in range(vocabulary):
+        raise UserError(f"decode.mask_id is {decode.mask_id}; the model has {vocabulary} tokens")

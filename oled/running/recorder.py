@@ -135,7 +135,7 @@ class Recorder(Hooks):
             if self.score_width:
                 self._put_scores(stack[row], row, output[0])
             for predictor in self.predictors:
-                for ahead, ids, values in predictor.say(stack, row, inputs[0]):
+                for ahead, ids, values in predictor.predict(stack, row, inputs[0]):
                     self._said.setdefault((predictor.name, ahead), set()).add(row)
                     self._staging.put(f"{predictor.name} {ahead} ids", row, ids)
                     self._staging.put(f"{predictor.name} {ahead} values", row, values)

@@ -24,16 +24,16 @@ from oled.types import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Along:
+class TeacherForcing:
     """A decoding loop that repeats `passes`, by request; confidences stay those of the first time.
 
-    `heard` gets, by request, the log-probabilities f32[m, V] at every position that was open.
+    `log_probabilities` gets, by request, f32[m, V] at every position that was open.
     """
 
     passes: Mapping[int, Sequence[Pass]]
     block_length: int  # 1: autoregressive
     max_new_tokens: int
-    heard: list[Tensor] = field(default_factory=list)
+    log_probabilities: list[Tensor] = field(default_factory=list)
 
     def resolve(self, *_: Any) -> Self:
         """Nothing was left open."""
@@ -55,7 +55,7 @@ class Along:
             if logits is not None:
                 said.append(logits[rows].float().log_softmax(-1).cpu())
             yield done
-        self.heard.append(torch.cat(said))
+        self.log_probabilities.append(torch.cat(said))
 
     def _run(self, batch: CachedBatch, done: Pass) -> Tensor | None:
         """Logits [n, V] of the pass, of an autoregressive one [1, V]; None without the head."""

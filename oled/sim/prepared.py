@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oled.altered.reroute import Reroute, RouteChange, reroute_trace
 from oled.altered.reroute.trace import recorded_rule
-from oled.altered.split.trace import path_plan
+from oled.altered.split.trace import split_plan
 from oled.errors import UserError
 from oled.hardware import CostTables
 from oled.paths import trace_path
@@ -74,7 +74,7 @@ class PreparedTrace:
         labels = [] if rule is None else [f"routes of a model that ran under {rule}"]
         if STAGES in trace.manifest.provenance:
             labels.append(f"stages of the text: {trace.manifest.provenance[STAGES]}")
-        if (plan := path_plan(trace)) is not None:
+        if (plan := split_plan(trace)) is not None:
             labels.append(f"paths of expert halves, {plan}")
         return cls(
             name,

@@ -17,7 +17,7 @@ from oled.live.run_trace import run_trace
 from oled.live.surrogates import Surrogates
 from oled.policies.composition import load_composition
 from oled.policies.interface import DROPPED
-from oled.quality.approximated import NOTHING, SURROGATES, Exact, comparable, given_up
+from oled.quality.approximated import NOTHING, SURROGATES, Exact, approximations, comparable
 from oled.record import (
     Autoregressive,
     BlockDiffusion,
@@ -30,7 +30,7 @@ from oled.running.hooks import replace_experts
 from oled.running.modules import experts_of, moe_layers
 from oled.running.predictors import fingerprint, write_heads
 from oled.running.prompts import tokenize
-from oled.running.teacher_forcing import Along, open_positions, output_tokens
+from oled.running.teacher_forcing import TeacherForcing, open_positions, output_tokens
 from oled.sim.settings import Settings
 from tests.live.test_run import MACHINE, difference
 from tests.running.conftest import build, tokenizer  # noqa: F401  (a fixture)
@@ -98,9 +98,9 @@ def along(bench, run, composition, **more):
     for done in run.passes:
         passes.setdefault(done.shares[0].request, []).append(done)
     block = 1 if isinstance(decode, Autoregressive) else decode.block_length
-    loop = Along(passes, block, decode.max_new_tokens)
+    loop = TeacherForcing(passes, block, decode.max_new_tokens)
     again = live(bench, composition, loop, **more)
-    return again, torch.cat(loop.heard)
+    return again, torch.cat(loop.log_probabilities)
 
 
 def test_what_surrogates_add_by_definition(bench):
@@ -147,7 +147,7 @@ def test_the_model_computes_what_was_decided(bench, stand_in):
         replaced = torch.einsum("tkhr,tkri,ti->tkh", up, down, hidden)
         return out + stand_in * (replaced * (weights * lost)[..., None]).sum(1)
 
-    loop = Along(
+    loop = TeacherForcing(
         {r: [p for p in run.passes if p.shares[0].request == r] for r in (0, 1)},
         1 if isinstance(bench[1], Autoregressive) else bench[1].block_length,
         0,
@@ -157,7 +157,7 @@ def test_the_model_computes_what_was_decided(bench, stand_in):
             assert len(list(loop.decode(loaded.model, [request]))) == len(
                 loop.passes[request.index]
             )
-    torch.testing.assert_close(torch.cat(loop.heard), heard, atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(torch.cat(loop.log_probabilities), heard, atol=2e-3, rtol=1e-3)
 
 
 def test_decisions_are_the_simulators(bench):
@@ -197,7 +197,7 @@ def judged(bench, composition, slots=1):
         return live(bench, policy, loop, stand_in, slots)
 
     free = run(composition, decode, True)
-    return given_up(Exact.of(loaded, PROMPTS, decode, run), composition, run, free)
+    return approximations(Exact.of(loaded, PROMPTS, decode, run), composition, run, free)
 
 
 def test_a_policy_that_gives_nothing_up_changes_nothing(bench):

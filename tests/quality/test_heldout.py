@@ -14,11 +14,12 @@ from oled.altered.reroute.block_pool import BlockPool
 from oled.altered.reroute.des_vote import DesVote
 from oled.errors import UserError
 from oled.quality.heldout import MaskedAnswer, answer_losses
-from oled.quality.measure import quality, written
+from oled.quality.measure import quality
 from oled.record import Autoregressive, LoadedModel
 from oled.running.decode import BlockDiffusion, Request
 from oled.running.prompts import plain_prompt
 from oled.running.rerouting import Rerouting
+from oled.running.teacher_forcing import output_tokens
 from tests.running.conftest import EOS, MASK, build
 
 L = 8
@@ -120,7 +121,7 @@ def test_a_rule_that_changes_routes_is_measured(loaded: LoadedModel) -> None:
 def test_what_was_written_ends_with_the_end_token(loaded: LoadedModel) -> None:
     forced = dataclasses.replace(DECODE, mode="forced", threshold=0.2)
     passes = list(forced.decode(loaded.model, [REQUEST]))
-    assert written(passes) == (*range(40, 54), EOS)
+    assert output_tokens(passes) == [*range(40, 54), EOS]
 
 
 def test_what_cannot_be_measured_is_refused(loaded: LoadedModel) -> None:

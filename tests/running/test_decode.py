@@ -89,7 +89,7 @@ def test_a_batch_decodes_as_each_row_alone(family: str) -> None:
             for a, b in zip(ours, own, strict=True):
                 assert np.array_equal(a.positions, b.positions)
                 assert np.allclose(a.confidence, b.confidence, atol=1e-4, equal_nan=True)
-                assert (a.produced, a.context_length) == (b.produced, b.context_length)
+                assert (a.produced, a.context) == (b.produced, b.context)
 
 
 @pytest.mark.parametrize("loop", ["block_diffusion", "autoregressive"])
@@ -145,7 +145,7 @@ def test_blocks_are_aligned_to_absolute_positions(llada: PreTrainedModel) -> Non
     assert first.token_ids[3:].tolist() == [MASK] * 5
     commits = shares(passes, 0, Phase.COMMIT)
     assert [share.block for share in commits] == [2, 3, 4]
-    assert [share.context_length for share in commits] == [16, 24, 32]
+    assert [share.context for share in commits] == [16, 24, 32]
     assert MASK not in output(passes, 0).values()
 
 

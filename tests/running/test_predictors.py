@@ -110,7 +110,7 @@ def test_what_drafts_say_by_definition(qwen: PreTrainedModel, tmp_path: Path) ->
     assert isinstance(drafts, CrossLayerDrafts)
     z = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
-        said = list(drafts.say(stack, 0, z))
+        said = list(drafts.predict(stack, 0, z))
         for hop in range(2):
             down, up = (tensors[f"{name}.{hop}"].float() for name in ("down", "up"))
             z = z + torch.einsum("hr,rd,nd->nh", up, down, z)
@@ -122,13 +122,15 @@ def test_what_drafts_say_by_definition(qwen: PreTrainedModel, tmp_path: Path) ->
             expected = (2.0 * raw).softmax(-1).gather(1, chosen)
             torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-6)
     assert len(said) == 2
-    assert not list(drafts.say(stack, 2, z))
+    assert not list(drafts.predict(stack, 2, z))
 
 
 def test_a_sigmoid_router_gets_independent_probabilities() -> None:
     weight, bias = torch.eye(3), torch.tensor([0.0, 1.0, -1.0])
     heads = RouterHeads(((weight, bias),), ((weight, bias),), Scoring.SIGMOID, 2)
-    ((ahead, ids, values),) = heads.say([torch.nn.Identity()], 0, torch.tensor([[1.0, 0.5, 0.0]]))
+    ((ahead, ids, values),) = heads.predict(
+        [torch.nn.Identity()], 0, torch.tensor([[1.0, 0.5, 0.0]])
+    )
     assert ahead == 1  # the only layer there is, in the next forward
     assert ids.tolist() == [[1, 0]]
     torch.testing.assert_close(values, torch.tensor([[1.5, 1.0]]).sigmoid())

@@ -1,4 +1,4 @@
-"""Which expansion each expert uses."""
+"""The plan of split experts: which expansion each expert uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oled.types import Ints
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class PathPlan:
-    """Of each MoE layer the source of every expert's expansion; sources are their own."""
+    """Name the source of every expert's expansion, by MoE layer; a source is its own source."""
 
     sources: tuple[Ints, ...]  # [L] of [E]: expert ids
     how: str = "given by hand"  # they were chosen, in words
@@ -30,12 +30,12 @@ class PathPlan:
 
     @property
     def expansions(self) -> tuple[int, ...]:
-        """Expansions left in each MoE layer."""
+        """Return how many expansions are left in each MoE layer."""
         return tuple(len(np.unique(source)) for source in self.sources)
 
     @property
     def digest(self) -> str:
-        """Of the sources."""
+        """Return a hash of the sources."""
         digest = hashlib.sha256()
         for source in self.sources:
             digest.update(source.tobytes())
@@ -43,12 +43,12 @@ class PathPlan:
 
     @property
     def bytes_share(self) -> float:
-        """Bytes of all halves, over those of whole experts of one size."""
+        """Return the bytes of all parts over those of whole experts of one size."""
         experts = sum(len(source) for source in self.sources)
         return (2 * sum(self.expansions) + experts) / (3 * experts)
 
     def numbered(self, layer: int) -> Ints:
-        """From an expert to its expansion, numbered from 0: [E]."""
+        """Return the number of each expert's expansion, counted from 0: [E]."""
         return np.unique(self.sources[layer], return_inverse=True)[1].astype(np.int64)
 
     def __str__(self) -> str:
@@ -61,9 +61,9 @@ class PathPlan:
 
     @classmethod
     def at_random(cls, experts: Sequence[int], share: float, top_k: int, seed: int = 0) -> Self:
-        """Made-up paths: a `share` of each layer's expansions stays, the other experts take any.
+        """Make up paths: a `share` of each layer's expansions stays, the other experts take any.
 
-        No measurement, and no model behind it: for traces that are made up themselves.
+        Nothing is measured: use it for traces that are made up themselves.
         """
         if not 0 < share <= 1:
             raise UserError(f"share={share}: it must be above 0, at most 1")

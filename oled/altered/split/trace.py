@@ -46,15 +46,15 @@ PATHS = "paths"
 """`kind` of such a trace's provenance."""
 
 
-def halved_geometry(geometry: Geometry, plan: PathPlan) -> Geometry:
-    """Two MoE layers for each: expansions of two thirds of the bytes, projections of one.
+def split_geometry(geometry: Geometry, plan: PathPlan) -> Geometry:
+    """Return a geometry of two MoE layers for each: expansions (2/3 of the bytes), projections.
 
     Raises UserError where experts do not divide, or where the plan is of another model.
     """
     if geometry.expert_parts != 1:
         raise UserError("the trace holds parts of experts already")
     if geometry.zero_experts:
-        raise UserError("experts that compute nothing have no halves")
+        raise UserError("experts that compute nothing can not be split")
     if tuple(map(len, plan.sources)) != geometry.experts_per_layer:
         raise UserError("the paths are of a model with other layers or experts than the trace")
     if min(plan.expansions) < geometry.top_k:
@@ -63,7 +63,7 @@ def halved_geometry(geometry: Geometry, plan: PathPlan) -> Geometry:
     pairs = zip(plan.expansions, geometry.experts_per_layer, strict=True)
     return replace(
         geometry,
-        moe_layers=tuple(layer + half for layer in first for half in (0, 1)),
+        moe_layers=tuple(layer + part for layer in first for part in (0, 1)),
         experts_per_layer=tuple(number for pair in pairs for number in pair),
         expert_bytes=tuple(
             part for size in geometry.expert_bytes for part in (size - size // 3, size // 3)
@@ -73,16 +73,19 @@ def halved_geometry(geometry: Geometry, plan: PathPlan) -> Geometry:
     )
 
 
-def path_plan(trace: Trace) -> str | None:
-    """Of a trace of halves, how its paths were chosen, in words; None of any other."""
+def split_plan(trace: Trace) -> str | None:
+    """Return in words how the paths of a trace of split experts were chosen; None of any other."""
     about = trace.manifest.provenance
     if about.get("kind") != PATHS:
         return None
     return str(about["plan"]["how"])
 
 
-def write_path_trace(source: str | Path, destination: str | Path, plan: PathPlan) -> Path:
-    """Write the trace of halves; predictions and scores of whole experts are left out."""
+def write_split_trace(source: str | Path, destination: str | Path, plan: PathPlan) -> Path:
+    """Write the trace of split experts, without predictions and scores of whole experts.
+
+    Raises UserError as `split_geometry` does, and for forwards without routing.
+    """
     stream = TraceStream.open(source)
     name = stream.folder.resolve().name
     manifest = _manifest(stream.manifest, plan, {"of": name, "hash": stream.hash})
@@ -94,8 +97,8 @@ def write_path_trace(source: str | Path, destination: str | Path, plan: PathPlan
             rows = cursor.take(end)
             if rows is None:
                 raise UserError(f"{stream.folder}: forwards {begin} to {end - 1} have no routing")
-            halves = _halves(geometry, plan, _columns(rows), stream.token_offsets, idle)
-            tables = _window(stream, begin, end) | halves
+            parts = _split(geometry, plan, _columns(rows), stream.token_offsets, idle)
+            tables = _window(stream, begin, end) | parts
             folder.write(tables)
             pending += tables[ROUTING].num_rows
             if pending >= ROWS_PER_PART:
@@ -105,12 +108,12 @@ def write_path_trace(source: str | Path, destination: str | Path, plan: PathPlan
     return Path(destination)
 
 
-def path_trace(trace: Trace, plan: PathPlan) -> Trace:
-    """The same in memory."""
+def split_trace(trace: Trace, plan: PathPlan) -> Trace:
+    """Return the trace of split experts of a trace in memory."""
     manifest = _manifest(trace.manifest, plan, {"of": trace.path.name, "hash": trace.hash})
     routing = {field.name: getattr(trace.routing, field.name) for field in fields(trace.routing)}
     idle = trace.tokens.state == TokenState.PAD
-    tables = _halves(trace.geometry, plan, routing, trace.forwards.token_offsets, idle)
+    tables = _split(trace.geometry, plan, routing, trace.forwards.token_offsets, idle)
     digest = hashlib.sha256(f"{trace.hash} {plan.digest}".encode())
     return replace(
         trace,
@@ -123,9 +126,9 @@ def path_trace(trace: Trace, plan: PathPlan) -> Trace:
 
 
 def _manifest(about: Manifest, plan: PathPlan, origin: dict[str, Any]) -> Manifest:
-    geometry = halved_geometry(about.geometry, plan)
-    halves = zip(geometry.moe_layers[::2], geometry.moe_layers[1::2], strict=True)
-    renamed = dict(zip(about.geometry.moe_layers, halves, strict=True))
+    geometry = split_geometry(about.geometry, plan)
+    parts = zip(geometry.moe_layers[::2], geometry.moe_layers[1::2], strict=True)
+    renamed = dict(zip(about.geometry.moe_layers, parts, strict=True))
     provenance = {
         "kind": PATHS,
         **origin,
@@ -133,12 +136,12 @@ def _manifest(about: Manifest, plan: PathPlan, origin: dict[str, Any]) -> Manife
         "plan": {"how": plan.how, **plan.about},
         "source": about.provenance,
     }
-    gaps = tuple(replace(gap, layer=half) for gap in about.gaps for half in renamed[gap.layer])
+    gaps = tuple(replace(gap, layer=part) for gap in about.gaps for part in renamed[gap.layer])
     return replace(about, geometry=geometry, gaps=gaps, provenance=provenance)
 
 
 def _window(stream: TraceStream, begin: int, end: int) -> dict[str, pa.Table]:
-    """Forwards and tokens as they were."""
+    """Return forwards and tokens as they were."""
     tokens = slice(stream.token_offsets[begin], stream.token_offsets[end])
     forwards: Columns = {name: values[begin:end] for name, values in stream.forwards.items()}
     return {
@@ -149,14 +152,14 @@ def _window(stream: TraceStream, begin: int, end: int) -> dict[str, pa.Table]:
     }
 
 
-def _halves(
+def _split(
     geometry: Geometry,
     plan: PathPlan,
     columns: Columns,
     token_offsets: Ints,
     idle: NDArray[np.bool_],
 ) -> dict[str, pa.Table]:
-    """Routing of both halves, and what the first says about the second.
+    """Return the routing of both parts, and what the first predicts about the second.
 
     columns: of the routing rows; token_offsets [F+1] and idle [N] (pads) of all forwards.
     """
@@ -182,14 +185,14 @@ def _halves(
     )
     row = token_offsets[columns["forward"]] + columns["token"]
     active = (ids != NO_EXPERT) & ~idle[row, None]
-    said = _said(columns["forward"].astype(np.int64), layer, ids, weights, active)
-    return {ROUTING: routing, PREDICTIONS: said}
+    predicted = _predictions(columns["forward"].astype(np.int64), layer, ids, weights, active)
+    return {ROUTING: routing, PREDICTIONS: predicted}
 
 
 def share_expansions(
     expansion: Ints, weights: NDArray[np.float32]
 ) -> tuple[Ints, NDArray[np.float32]]:
-    """Each expansion of a token once, in the order of first mention, weights added up: [R, k]."""
+    """Return each expansion of a token once, by first mention, weights added up: [R, k]."""
     slots = np.arange(expansion.shape[1])
     first = np.argmax(expansion[:, :, None] == expansion[:, None, :], axis=2)  # [R, k]
     total = np.zeros(weights.shape, np.float64)
@@ -202,10 +205,10 @@ def share_expansions(
     return ids, summed.astype(np.float32)
 
 
-def _said(
+def _predictions(
     forward: Ints, layer: Ints, ids: Ints, weights: NDArray[np.float32], active: NDArray[np.bool_]
 ) -> pa.Table:
-    """Each layer-step's projections with their summed weights, most wanted first."""
+    """Return each layer-step's projections with their summed weights, most wanted first."""
     step, place = np.unique(forward << 16 | layer, return_inverse=True)
     key = (place[:, None] << 16 | ids)[active]
     entry, which = np.unique(key, return_inverse=True)

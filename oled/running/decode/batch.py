@@ -37,7 +37,7 @@ class Share:
     positions: Ints
     token_ids: Ints  # as the model saw them
     state: NDArray[np.uint8]  # TokenState before the pass
-    context_length: int  # own tokens in the cache before the pass
+    context: int  # own tokens in the cache before the pass
     confidence: Floats
     accepted: Bools  # in this pass
     written: tuple[tuple[int, int], ...] = ()  # position and token of what the pass decided
@@ -124,7 +124,7 @@ class Row:
             positions=positions,
             token_ids=self.tokens[here].copy(),
             state=state.astype(np.uint8),
-            context_length=self.cached,
+            context=self.cached,
             confidence=np.full(len(positions), np.nan, dtype=np.float32),
             accepted=np.zeros(len(positions), dtype=bool),
         )

@@ -161,7 +161,7 @@ class _Loop:
             positions=self.row.cached + behind + np.arange(len(ids)),
             token_ids=ids,
             state=np.full(len(ids), TokenState.DECODED, dtype=np.uint8),
-            context_length=self.row.cached + behind,
+            context=self.row.cached + behind,
             confidence=np.full(len(ids), np.nan, dtype=np.float32),
             accepted=np.zeros(len(ids), dtype=bool),
         )

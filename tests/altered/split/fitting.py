@@ -10,7 +10,7 @@ import functools
 
 from policies.foresight import drafted, foreseen
 
-from oled.altered.split import PathPlan, path_trace
+from oled.altered.split import PathPlan, split_trace
 from oled.policies.composition import Composition, load_composition
 from oled.sim.prepared import PreparedTrace
 
@@ -26,7 +26,7 @@ def fitting(subject: PreparedTrace, policy: str | Composition) -> PreparedTrace:
         return subject
     geometry = subject.geometry
     plan = PathPlan.at_random(geometry.experts_per_layer, 0.5, geometry.top_k)
-    return PreparedTrace.of(path_trace(subject.read(), plan))
+    return PreparedTrace.of(split_trace(subject.read(), plan))
 
 
 @functools.cache

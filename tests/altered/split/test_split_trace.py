@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oled.altered.split import PathPlan, halved_geometry, path_trace, write_path_trace
+from oled.altered.split import PathPlan, split_geometry, split_trace, write_split_trace
 from oled.altered.split.trace import share_expansions
 from oled.errors import UserError
 from oled.live.routing import form_of
@@ -73,7 +73,7 @@ def test_expansions_are_shared_by_hand() -> None:
 
 
 def test_a_trace_by_hand() -> None:
-    halves = path_trace(small_trace(), PLAN)
+    halves = split_trace(small_trace(), PLAN)
     assert halves.geometry.moe_layers == (1, 2, 4, 5)  # 1 and 3, each of which takes two numbers
     assert halves.geometry.experts_per_layer == (2, 4, 4, 4)
     assert halves.geometry.expert_bytes == (200, 100, 201, 100)
@@ -102,7 +102,7 @@ def test_a_trace_by_hand() -> None:
 
 
 def test_what_is_said_is_what_comes(toy: Trace) -> None:
-    steps = build_steps(path_trace(toy, PathPlan.at_random((16,) * 3, 0.5, 3)))
+    steps = build_steps(split_trace(toy, PathPlan.at_random((16,) * 3, 0.5, 3)))
     assert steps.horizons == 1
     assert steps.pred_offsets is not None
     assert steps.pred_expert is not None
@@ -123,7 +123,7 @@ def test_own_expansions_alone_are_the_whole_experts(toy: Trace, fields: dict[str
     """Nothing pruned: the same hits and bytes, and the same time where nothing is copied."""
     own = PathPlan((np.arange(16),) * 3)
     whole = simulate(toy, "inter_iteration", **fields).metrics
-    halves = simulate(path_trace(toy, own), "inter_iteration", **fields).metrics
+    halves = simulate(split_trace(toy, own), "inter_iteration", **fields).metrics
     assert halves["hit_rate"] == whole["hit_rate"]
     assert halves["h2d_bytes"] == whole["h2d_bytes"]
     assert halves["layer_steps"] == 2 * whole["layer_steps"]
@@ -136,7 +136,7 @@ def test_own_expansions_alone_are_the_whole_experts(toy: Trace, fields: dict[str
 
 
 def test_asking_for_projections_ahead_saves_time(toy: Trace) -> None:
-    halves = PreparedTrace.of(path_trace(toy, PathPlan.at_random((16,) * 3, 0.5, 3)))
+    halves = PreparedTrace.of(split_trace(toy, PathPlan.at_random((16,) * 3, 0.5, 3)))
     plain, ahead = (
         simulate(halves, policy, slots=4, references=False).metrics
         for policy in ("inter_iteration", "pcomoe")
@@ -149,7 +149,7 @@ def test_asking_for_projections_ahead_saves_time(toy: Trace) -> None:
 
 def test_pruned_expansions_leave_fewer_bytes_to_move(toy: Trace) -> None:
     totals = [
-        simulate(path_trace(toy, PathPlan.at_random((16,) * 3, share, 3)), "lru", slots=0).metrics
+        simulate(split_trace(toy, PathPlan.at_random((16,) * 3, share, 3)), "lru", slots=0).metrics
         for share in (1.0, 0.5, 0.25)
     ]
     bytes_ = [metrics["h2d_bytes"] for metrics in totals]
@@ -159,9 +159,9 @@ def test_pruned_expansions_leave_fewer_bytes_to_move(toy: Trace) -> None:
 def test_a_streamed_trace_is_whole_and_the_same(tmp_path: Path, toy: Trace) -> None:
     write_synthetic(tmp_path / "whole", TOY, LOAD, LAYERED, seed=1)
     plan = PathPlan.at_random((16,) * 3, 0.5, 3, seed=2)
-    written = load(write_path_trace(tmp_path / "whole", tmp_path / "halves", plan))
+    written = load(write_split_trace(tmp_path / "whole", tmp_path / "halves", plan))
     assert not check(tmp_path / "halves").findings
-    memory = path_trace(toy, plan)
+    memory = split_trace(toy, plan)
     for name in ("routing", "predictions", "tokens"):
         for field in dataclasses.fields(getattr(memory, name)):
             ours, theirs = (getattr(getattr(t, name), field.name) for t in (memory, written))
@@ -187,14 +187,14 @@ def test_policies_of_halves_refuse_whole_experts(toy: Trace) -> None:
 )
 def test_plans_that_do_not_fit_are_refused(plan: PathPlan, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        path_trace(small_trace(), plan)
+        split_trace(small_trace(), plan)
 
 
 def test_halves_are_not_divided_again() -> None:
-    halves = halved_geometry(SMALL, PLAN)
+    halves = split_geometry(SMALL, PLAN)
     again = PathPlan(tuple(np.arange(n) for n in halves.experts_per_layer))
     with pytest.raises(UserError, match="parts of experts already"):
-        halved_geometry(halves, again)
+        split_geometry(halves, again)
     with pytest.raises(TraceError, match="do not divide by 'expert_parts' 2"):
         dataclasses.replace(
             SMALL, expert_parts=2, moe_layers=(1,), experts_per_layer=(4,), expert_bytes=(3,)
@@ -220,7 +220,7 @@ def test_sources_are_their_own() -> None:
 def test_halves_of_one_layer_go_together(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "whole", TOY, LOAD, LAYERED, seed=1)
     plan = PathPlan.at_random((16,) * 3, 0.5, 3)
-    halves = write_path_trace(tmp_path / "whole", tmp_path / "halves", plan)
+    halves = write_split_trace(tmp_path / "whole", tmp_path / "halves", plan)
     assert load(halves).geometry.moe_layers == (1, 2, 3, 4, 5, 6)
     cut = load(slice_trace(halves, tmp_path / "cut", layers=[3, 4]))
     assert cut.geometry.moe_layers == (3, 4)
@@ -231,4 +231,4 @@ def test_halves_of_one_layer_go_together(tmp_path: Path) -> None:
 
 def test_halves_are_simulated_and_not_run_live(toy: Trace) -> None:
     with pytest.raises(UserError, match="not run live"):
-        form_of(path_trace(toy, PathPlan.at_random((16,) * 3, 0.5, 3)).geometry)
+        form_of(split_trace(toy, PathPlan.at_random((16,) * 3, 0.5, 3)).geometry)

@@ -1,4 +1,4 @@
-"""A model's experts in halves, from prompts to a trace: prune, measure, decode on the paths."""
+"""Split a model's experts: prune, measure, and record the model on the paths that are left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oled.altered.split import write_path_trace
+from oled.altered.split import write_split_trace
 from oled.errors import UserError
 from oled.quality.measure import Quality, quality
 from oled.quality.pruning import prune_paths
@@ -20,17 +20,17 @@ from oled.running.threads import threads_for
 
 
 @dataclass(frozen=True, slots=True)
-class PathsReport:
-    """What came of it, and where it is."""
+class SplitReport:
+    """The split experts, their quality, and where paths and trace were written."""
 
-    on_paths: SplitExperts
+    split: SplitExperts
     quality: Quality
     recorded: RecordReport
     paths: Path
     trace: Path
 
 
-def run_on_paths(
+def record_split_experts(
     loaded: LoadedModel,
     learned: Sequence[Prompt],
     prompts: Sequence[Prompt],
@@ -41,7 +41,7 @@ def run_on_paths(
     chat: bool | None = None,
     free: bool = True,
     seed: int = 0,
-) -> PathsReport:
+) -> SplitReport:
     """Prune on the prompts `learned`; measure the model on the others, and let it decode them.
 
     Writes OUT/paths.npz and OUT/trace, whose text is that of the pruned model.
@@ -55,11 +55,11 @@ def run_on_paths(
     with threads_for(loaded.model):
         requests = tokenize(learned, loaded.tokenizer, chat=chat)
         pruned = prune_paths(loaded.model, requests, settings, tolerance, seed=seed)
-    on_paths = SplitExperts(loaded.model, pruned)
-    found = quality(loaded, prompts, decode, on_paths, chat=chat, free=free, seed=seed)
+    split = SplitExperts(loaded.model, pruned)
+    found = quality(loaded, prompts, decode, split, chat=chat, free=free, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out) as folder, on_paths:
+    with tempfile.TemporaryDirectory(dir=out) as folder, split:
         whole = Path(folder) / "trace"
         recorded = record(loaded, prompts, decode, whole, chat=chat, seed=seed)
-        trace = write_path_trace(whole, out / "trace", pruned.plan)
-    return PathsReport(on_paths, found, recorded, save_paths(pruned, out / "paths.npz"), trace)
+        trace = write_split_trace(whole, out / "trace", pruned.plan)
+    return SplitReport(split, found, recorded, save_paths(pruned, out / "paths.npz"), trace)
