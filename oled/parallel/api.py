@@ -14,36 +14,25 @@ from oled.errors import UserError
 from oled.hardware import CostTables, Profile, Runtime, build_costs, load_profile, load_runtime
 from oled.hardware.shape import resolve
 from oled.models.catalogue import ModelGeometry, model_geometry
-from oled.parallel import clock, metrics
+from oled.parallel import clock
 from oled.parallel.clock import Around
+from oled.parallel.metrics import counts
 from oled.parallel.prices import Prices
 from oled.parallel.routing import Routing
 from oled.parallel.system import System, load_system
 from oled.parallel.topology import Topology, load_topology
 from oled.paths import trace_path
-from oled.results import table as results
-from oled.sim.metrics import tpot_ns
+from oled.sim import metrics as m
 from oled.sim.references import references
+from oled.sim.result import Outcome
 from oled.trace import Trace, load
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """What one simulation gave."""
+class Result(Outcome):
+    """The result of one simulation on several GPUs."""
 
-    metrics: dict[str, Any]  # flat names; `phases` and `provenance` nested
     tally: clock.Tally
-
-    def write(self, out: str | Path) -> Path:
-        """Write OUT/metrics.json (atomically); returns its path."""
-        folder = Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
-        results.write_json(folder / results.METRICS, self.metrics)
-        return folder / results.METRICS
-
-    def table(self) -> str:
-        """The figures that people ask for first, one a line."""
-        return _table(self.metrics)
 
 
 def simulate(
@@ -74,10 +63,14 @@ def simulate(
     token_bytes = resolve(loaded.geometry, other).activation_bytes
     prices = Prices.of(costs, links, routing.steps.num_experts, token_bytes, routing.steps.top_k)
     tally = clock.run(routing, prices, _around(routing, costs), system)
-    found = _metrics(loaded, routing, tally, prices, system)
+    found = _metrics(routing, tally, prices, system)
     found["all_resident_tpot_ns"] = _on_one_gpu(loaded, routing, profile, preset, other)
     found["wall_s"] = time.perf_counter() - began
-    found["phases"] = metrics.by_phase(routing, tally.forwards, links.ranks)
+    found["phases"] = m.phase_metrics(
+        lambda phase: counts(tally.forwards[routing.steps.phase == phase], links.ranks),
+        tally.forwards[:, clock.TIME],
+        routing.steps,
+    )
     found["provenance"] = {
         "trace": loaded.path.name,
         "trace_hash": loaded.hash,
@@ -147,21 +140,23 @@ def _on_one_gpu(
     steps = routing.steps
     most = int(steps.tokens.max(initial=1))
     costs = build_costs(trace.geometry, steps.tokens, steps.context, most, profile, runtime, other)
-    return tpot_ns(references(steps, costs).all_resident_ns, steps, routing.rows)
+    return m.tpot_ns(references(steps, costs).all_resident_ns, steps, routing.rows)
 
 
 def _metrics(
-    trace: Trace, routing: Routing, tally: clock.Tally, prices: Prices, system: System
+    routing: Routing, tally: clock.Tally, prices: Prices, system: System
 ) -> dict[str, Any]:
-    """Everything but references, phases and provenance."""
-    ranks = prices.topology.ranks
-    rows = tally.forwards
+    """Return everything but references, phases and provenance.
+
+    `balanced_tpot_ns` is a lower bound of TPOT for any placement.
+    """
+    ranks, steps, rows = prices.topology.ranks, routing.steps, tally.forwards
     slots = system.placement.slots(prices.num_experts, ranks)
     of_a_rank = int((slots * prices.expert_bytes).sum())
     return {
-        **metrics.times(routing, rows[:, clock.TIME], rows[:, clock.LEAST]),
-        **metrics.counts(rows, ranks),
-        "forwards": len(rows),
+        **m.latency_metrics(rows[:, clock.TIME], steps, routing.rows),
+        "balanced_tpot_ns": m.tpot_ns(rows[:, clock.LEAST], steps, routing.rows),
+        **counts(rows, ranks),
         "ranks": ranks,
         "gpu_bytes_total": ranks * of_a_rank,
         "gpu_bytes_rank": of_a_rank,
@@ -172,29 +167,3 @@ def _labels(token_bytes: int) -> list[str]:
     if token_bytes:
         return []
     return ["partial_cost: tokens travel for free (the model's hidden size is not known)"]
-
-
-def _table(found: Mapping[str, Any]) -> str:
-    def ms(key: str) -> str:
-        return "-" if found[key] is None else f"{found[key] / 1e6:.3f} ms"
-
-    origin = found["provenance"]
-    lines = [
-        ("policy", origin["policy"]),
-        ("trace", f"{origin['trace']}, {origin['settings']['batch_size']} requests in lockstep"),
-        ("machine", f"{found['ranks']} x {origin['hardware']} on {origin['topology']}"),
-        ("TPOT", ms("tpot_ns")),
-        ("TTFT", ms("ttft_ns")),
-        ("forward p50 / p95", f"{ms('forward_ns_p50')} / {ms('forward_ns_p95')}"),
-        ("imbalance: time, tokens", f"{found['imbalance']:.3f}, {found['imbalance_tokens']:.3f}"),
-        ("experts, busiest rank", ms("compute_ns")),
-        ("all-to-all, not hidden", f"{ms('transport_ns')}, {ms('transport_ns_exposed')}"),
-        ("experts copied", f"{found['migrations']:,} in {ms('migration_ns')}"),
-        ("standby copies in use", f"{found['activations']:,}"),
-        ("GPU memory of experts", f"{found['gpu_bytes_rank'] / 2**30:.3f} GiB a GPU"),
-        ("TPOT balanced (bound)", ms("balanced_tpot_ns")),
-        ("TPOT one GPU, all resident", ms("all_resident_tpot_ns")),
-        *(("note", label) for label in origin["labels"]),
-    ]
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)

@@ -72,13 +72,8 @@ def simulate(
     forward_ns = replay.tally.end_ns - replay.tally.begin_ns
 
     result: dict[str, Any] = {
-        "tpot_ns": m.tpot_ns(forward_ns, steps, rows),
-        "ttft_ns": m.ttft_ns(forward_ns, steps),
-        "throughput_tokens_per_s": m.ratio(
-            1e9 * float(steps.produced.sum()), float(forward_ns.sum())
-        ),
+        **m.latency_metrics(forward_ns, steps, rows),
         "h2d_bytes_per_token": m.bytes_per_token(replay.tally.by_phase, steps),
-        **m.time_metrics(forward_ns[m.is_decoding(steps)]),
         **m.count_metrics(replay.tally.by_phase),
         **m.bootstrap(replay.tally.by_phase, forward_ns, steps, rows, settings.seed),
     }
@@ -99,7 +94,9 @@ def simulate(
     result["gpu_bytes_total"] = _gpu_bytes(budget, costs, settings, scope) + drafting
     result["initial_residents"] = replay.initial_residents
     result["wall_s"] = time.perf_counter() - began
-    result["phases"] = m.phase_metrics(replay.tally.by_phase, forward_ns, steps)
+    result["phases"] = m.phase_metrics(
+        lambda phase: m.count_metrics(replay.tally.by_phase[:, phase]), forward_ns, steps
+    )
     result["provenance"] = {
         "trace": subject.name,
         "trace_hash": subject.hash,

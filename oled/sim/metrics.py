@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,17 @@ def ttft_ns(forward_ns: Ints, steps: Steps) -> float | None:
     return ratio(float(forward_ns[prefill].sum()), np.unique(steps.request[prefill]).size)
 
 
+def latency_metrics(forward_ns: Ints, steps: Steps, rows: Mapping[int, int]) -> dict[str, Any]:
+    """Return TPOT, TTFT, throughput and the times of decoding forwards."""
+    produced = float(steps.produced.sum())
+    return {
+        "tpot_ns": tpot_ns(forward_ns, steps, rows),
+        "ttft_ns": ttft_ns(forward_ns, steps),
+        "throughput_tokens_per_s": ratio(1e9 * produced, float(forward_ns.sum())),
+        **time_metrics(forward_ns[is_decoding(steps)]),
+    }
+
+
 def request_times(forward_ns: Ints, steps: Steps) -> dict[str, Ints]:
     """Time of the prefill and of the decoding forwards of each request (or group), i64[R]."""
     groups, place = np.unique(steps.request, return_inverse=True)
@@ -155,14 +166,16 @@ def bootstrap(
     return result
 
 
-def phase_metrics(by_phase: Ints, forward_ns: Ints, steps: Steps) -> dict[str, dict[str, Any]]:
-    """The same counts under each phase that occurs."""
+def phase_metrics(
+    counts: Callable[[Phase], Mapping[str, Any]], forward_ns: Ints, steps: Steps
+) -> dict[str, dict[str, Any]]:
+    """Return `counts` and times under each phase that occurs."""
     phases = {}
     for phase in Phase:
-        if by_phase[:, phase, r.FORWARDS].sum() > 0:
-            times = forward_ns[steps.phase == phase]
+        times = forward_ns[steps.phase == phase]
+        if times.size:
             phases[phase.name.lower()] = {
-                **count_metrics(by_phase[:, phase]),
+                **counts(phase),
                 **time_metrics(times),
                 "time_ns": int(times.sum()),
             }

@@ -1,9 +1,10 @@
-"""What a simulation gave, and how it is written down."""
+"""The result of a simulation: its metrics, how they are written and how they are printed."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,13 @@ from oled.sim.timeline import Timeline
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """What one simulation gave."""
+class Outcome:
+    """The metrics of one simulation, on one GPU or on several."""
 
     metrics: dict[str, Any]  # flat and stable names, see DESIGN; `phases` and `provenance` nested
-    per_layer: dict[str, NDArray[np.int64]]  # accesses, hits, transfers, cpu_executions, ... [L]
-    per_request: dict[str, NDArray[np.int64]]  # prefill_ns, decoding_ns [R]
-    forward_ns: NDArray[np.int64]  # [F] in replay order
-    timeline: Timeline | None
-    replay: Replay
 
     def write(self, out: str | Path) -> Path:
-        """Write OUT/metrics.json (atomically); returns its path."""
+        """Write OUT/metrics.json (atomically); return its path."""
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "metrics.json"
@@ -35,8 +31,34 @@ class Result:
         return write_text(file, text)
 
     def table(self) -> str:
-        """The figures that people ask for first, one a line."""
-        return table(self.metrics)
+        """Return the figures that people ask for first, one a line."""
+        origin, found = self.metrics["provenance"], self.metrics
+        rows = origin["settings"]["batch_size"]
+        gpus = f"{found['ranks']} x " if "topology" in origin else ""
+        links = f" on {origin['topology']}" if "topology" in origin else ""
+        lines = [
+            ("policy", origin["policy"]),
+            ("trace", origin["trace"] + (f", {rows} requests in lockstep" if rows > 1 else "")),
+            ("machine", f"{gpus}{origin['hardware']}{links}, runtime {origin['runtime']}"),
+        ]
+        for heading, *cells in _LINES:
+            if all(key in found for key, _ in cells):
+                between = " / " if "/" in heading else ", "
+                lines.append((heading, between.join(show(found[key]) for key, show in cells)))
+        lines += [("note", label) for label in origin["labels"]]
+        width = max(len(name) for name, _ in lines)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Result(Outcome):
+    """The result of one simulation on one GPU."""
+
+    per_layer: dict[str, NDArray[np.int64]]  # accesses, hits, transfers, cpu_executions, ... [L]
+    per_request: dict[str, NDArray[np.int64]]  # prefill_ns, decoding_ns [R]
+    forward_ns: NDArray[np.int64]  # [F] in replay order
+    timeline: Timeline | None
+    replay: Replay
 
 
 def _ms(value: float | None) -> str:
@@ -47,34 +69,34 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def table(metrics: dict[str, Any]) -> str:
-    """The figures that people ask for first, one a line."""
-    origin = metrics["provenance"]
-    lines = [
-        ("policy", origin["policy"]),
-        ("trace", origin["trace"]),
-        ("machine", f"{origin['hardware']}, runtime {origin['runtime']}"),
-        ("TPOT", _ms(metrics["tpot_ns"])),
-        ("TTFT", _ms(metrics["ttft_ns"])),
-        (
-            "forward p50 / p95",
-            f"{_ms(metrics['forward_ns_p50'])} / {_ms(metrics['forward_ns_p95'])}",
-        ),
-        ("hit rate", _share(metrics["hit_rate"])),
-        ("attainable hit rate", _share(metrics["hit_rate_attainable"])),
-        ("transfers, on the CPU", f"{metrics['transfers']:,}, {metrics['cpu_executions']:,}"),
-        ("copied to the GPU", f"{metrics['h2d_bytes'] / 2**30:.3f} GiB"),
-        ("GPU memory of experts", f"{metrics['gpu_bytes_total'] / 2**30:.3f} GiB"),
-    ]
-    references = (
-        ("ideal (all hits)", "ideal_tpot_ns"),
-        ("all resident, no runtime", "all_resident_tpot_ns"),
-        ("lower bound", "bound_relaxed_tpot_ns"),
-        ("Belady, uniform slots", "ref_belady_uniform_tpot_ns"),
-        ("Belady, pooled slots", "ref_belady_pooled_tpot_ns"),
-        ("no cache", "no_cache_tpot_ns"),
-    )
-    lines += [(f"TPOT {name}", _ms(metrics[key])) for name, key in references if key in metrics]
-    lines += [("note", label) for label in origin["labels"]]
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+def _gib(value: float) -> str:
+    return f"{value / 2**30:.3f} GiB"
+
+
+_count, _ratio = "{:,}".format, "{:.3f}".format
+Cell = tuple[str, Callable[[Any], str]]
+"""A metric and how it is shown."""
+_LINES: tuple[tuple[str, *tuple[Cell, ...]], ...] = (
+    ("TPOT", ("tpot_ns", _ms)),
+    ("TTFT", ("ttft_ns", _ms)),
+    ("forward p50 / p95", ("forward_ns_p50", _ms), ("forward_ns_p95", _ms)),
+    ("hit rate", ("hit_rate", _share)),
+    ("attainable hit rate", ("hit_rate_attainable", _share)),
+    ("transfers, on the CPU", ("transfers", _count), ("cpu_executions", _count)),
+    ("copied to the GPU", ("h2d_bytes", _gib)),
+    ("imbalance: time, tokens", ("imbalance", _ratio), ("imbalance_tokens", _ratio)),
+    ("experts, busiest rank", ("compute_ns", _ms)),
+    ("all-to-all, not hidden", ("transport_ns", _ms), ("transport_ns_exposed", _ms)),
+    ("experts moved, time", ("migrations", _count), ("migration_ns", _ms)),
+    ("standby copies in use", ("activations", _count)),
+    ("GPU memory of experts", ("gpu_bytes_total", _gib)),
+    ("of it on each GPU", ("gpu_bytes_rank", _gib)),
+    ("TPOT ideal (all hits)", ("ideal_tpot_ns", _ms)),
+    ("TPOT balanced (bound)", ("balanced_tpot_ns", _ms)),
+    ("TPOT all resident, no runtime", ("all_resident_tpot_ns", _ms)),
+    ("TPOT lower bound", ("bound_relaxed_tpot_ns", _ms)),
+    ("TPOT Belady, uniform slots", ("ref_belady_uniform_tpot_ns", _ms)),
+    ("TPOT Belady, pooled slots", ("ref_belady_pooled_tpot_ns", _ms)),
+    ("TPOT no cache", ("no_cache_tpot_ns", _ms)),
+)
+"""A line is shown where the simulation has all of its metrics."""
