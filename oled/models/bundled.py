@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def tiny_path() -> Path:
-    """The checkpoint's folder, in a checkout as in an installed wheel."""
+    """Return the checkpoint's folder, in a checkout as in an installed wheel."""
     return paths.model_path()
 
 
 def load_tiny(
     device: str = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[LLaDA2MoeModelLM, PreTrainedTokenizerFast]:
-    """The bundled model, ready to decode, and its tokenizer.
+    """Load the bundled model, ready to decode, and its tokenizer.
 
     The weights are stored in fp16; `dtype` is what they compute in, fp32 by default: half
     precision is many times slower on a CPU and changes one route in a thousand.

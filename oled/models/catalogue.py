@@ -253,7 +253,7 @@ MODELS = {model.name: model for model in _CATALOGUE}
 
 
 def model_geometry(name: str) -> ModelGeometry:
-    """The shape of a model; an unknown name is answered with the nearest known one."""
+    """Return the shape of a model. Raises UserError, which names the nearest known model."""
     if name not in MODELS:
         raise UserError(f"no model geometry '{name}': {nearest(name, MODELS)}")
     return MODELS[name]

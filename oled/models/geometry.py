@@ -51,39 +51,39 @@ class ModelGeometry:
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """Absolute ids of the layers with routed experts."""
+        """Return absolute ids of the layers with routed experts."""
         return tuple(range(self.dense_layers, self.num_layers))
 
     @property
     def expert_params(self) -> int:
-        """Weights of one routed expert (gate, up, down), without biases."""
+        """Return the weights of one routed expert (gate, up, down), without biases."""
         return 3 * self.hidden_size * self.moe_intermediate_size
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one routed expert: what one copy moves."""
+        """Return the bytes of one routed expert: what one copy moves."""
         biases = self.hidden_size + 2 * self.moe_intermediate_size if self.expert_biases else 0
         return round(self.expert_params * self.weight_bytes + biases * BF16)
 
     @property
     def experts_bytes_total(self) -> int:
-        """Bytes of all routed experts of all layers."""
+        """Return the bytes of all routed experts of all layers."""
         return len(self.moe_layers) * self.num_experts * self.expert_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of one cached token in all layers, in bf16 (sliding windows not regarded)."""
+        """Return the bf16 bytes of one cached token in all layers (without sliding windows)."""
         elements = self.cached_elements or 2 * self.num_kv_heads * self.head_dim
         return round(self.num_layers * elements * BF16)
 
     @property
     def attention_params(self) -> int:
-        """Projections of one layer; latent attention is counted as if it were grouped-query."""
+        """Return the projections of one layer; latent attention counts as grouped-query."""
         return 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
 
     @property
     def other_params(self) -> int:
-        """All weights but the routed experts: what stays on the GPU in any case. No norms."""
+        """Return all weights but the routed experts and norms: what stays on the GPU."""
         embeddings = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
         per_moe_layer = self.hidden_size * (self.num_experts + 3 * self.shared_intermediate_size)
         per_dense_layer = 3 * self.hidden_size * self.dense_intermediate_size
@@ -96,5 +96,5 @@ class ModelGeometry:
 
     @property
     def total_params(self) -> int:
-        """All weights."""
+        """Return all weights."""
         return self.other_params + len(self.moe_layers) * self.num_experts * self.expert_params

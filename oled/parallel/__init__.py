@@ -1,5 +1,5 @@
-"""Several GPUs: where experts are, what imbalance and all-to-all cost, what moving experts is
-worth.
+"""Several GPUs: the layout of experts, the cost of imbalance and all-to-all, the worth of moves.
 
-A clock of its own, beside `oled.sim`: here every expert is on some GPU and nothing is offloaded.
+The clock is not that of `oled.sim`: every expert is on some GPU and nothing is offloaded. Metrics,
+result and printed table are those of `oled.sim`.
 """

@@ -85,7 +85,7 @@ def simulate(
 
 
 def _origin(system: System, links: Topology) -> dict[str, Any]:
-    """What was put together, for `provenance`."""
+    """Return what was put together, for `provenance`."""
     return {
         "policy": system.name,
         "policy_source": system.source,
@@ -107,7 +107,7 @@ def _costs(
     runtime: Runtime,
     other: ModelGeometry | None,
 ) -> CostTables:
-    """Costs of a rank: dense and head times are [F * R], of the tokens that live there."""
+    """Return a rank's costs: dense and head times are [F * R], of the tokens that live there."""
     return build_costs(
         trace.geometry,
         routing.tokens.reshape(-1),
@@ -120,7 +120,7 @@ def _costs(
 
 
 def _around(routing: Routing, costs: CostTables) -> Around:
-    """Of the slowest rank; one without tokens has nothing to do."""
+    """Return the slowest rank's times; a rank without tokens has nothing to do."""
     works = routing.tokens > 0
     slowest = [
         np.where(works, each.reshape(works.shape), 0).max(axis=1)
@@ -136,7 +136,7 @@ def _on_one_gpu(
     runtime: Runtime,
     other: ModelGeometry | None,
 ) -> float | None:
-    """TPOT of one GPU that holds everything, without policy and runtime: as `oled.simulate` has."""
+    """Return the TPOT of one GPU that holds everything, without policy and runtime."""
     steps = routing.steps
     most = int(steps.tokens.max(initial=1))
     costs = build_costs(trace.geometry, steps.tokens, steps.context, most, profile, runtime, other)

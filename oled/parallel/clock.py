@@ -54,7 +54,7 @@ overlap does not hide, LEAST a lower bound of TIME for any placement."""
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Around:
-    """What surrounds the experts: nanoseconds of the slowest rank."""
+    """Times of everything but the experts: nanoseconds of the slowest rank."""
 
     dense_ns: Ints  # [F] of each MoE layer of the forward
     head_ns: Ints  # [F]
@@ -63,7 +63,7 @@ class Around:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """What a replay counted."""
+    """The counts of a replay."""
 
     forwards: Ints  # [F, COLUMNS]
     rank_ns: Ints  # [R] time in which each rank computed experts
@@ -71,7 +71,7 @@ class Tally:
 
 
 def run(routing: Routing, prices: Prices, around: Around, system: System) -> Tally:
-    """Replay the routing; the placement goes on from request to request."""
+    """Replay the routing; the placement is kept from request to request."""
     ranks = prices.topology.ranks
     placement = system.placement
     layout = Layout.contiguous(prices.num_experts, ranks)
@@ -109,7 +109,7 @@ def _book_moves(row: Ints, later: Layout, earlier: Layout, prices: Prices) -> No
 
 
 def _layer(row: Ints, step: LayerStep, layout: Layout, prices: Prices, system: System) -> Ints:
-    """Book the experts of a layer; the time that each rank computes [R]."""
+    """Book the experts of a layer; return the time [R] that each rank computes."""
     ranks, experts = layout.holds.shape[1:]
     served = system.placement.deal(step, layout, prices)
     used = served >= 0

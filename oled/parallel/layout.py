@@ -1,4 +1,4 @@
-"""Which GPU holds which expert, and what a change of it moves."""
+"""The layout of experts on GPUs, and the copies that a change of it needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Layout:
 
     @classmethod
     def contiguous(cls, num_experts: Ints, ranks: int) -> Self:
-        """Each rank a stretch of ids, as equal as can be: expert e of E on rank e * R // E."""
+        """Give each rank a stretch of ids, as equal as can be: expert e of E to rank e * R // E."""
         widest = int(num_experts.max())
         primary = np.full((num_experts.size, widest), -1)
         for layer, experts in enumerate(num_experts.tolist()):
@@ -29,7 +29,7 @@ class Layout:
         return cls(holds, primary)
 
     def moved(self, earlier: Layout, ns_per_byte: NDArray[np.float64]) -> Moves:
-        """Copies that this layout has and `earlier` had not, from where each comes fastest."""
+        """Return the copies that `earlier` had not, each from its fastest source."""
         layer, to, expert = np.nonzero(self.holds & ~earlier.holds)
         cost = np.where(earlier.holds[layer, :, expert], ns_per_byte[:, to].T, np.inf)
         return Moves(layer, np.argmin(cost, axis=1), to)
@@ -44,7 +44,7 @@ class Moves:
     target: Ints
 
     def sent(self, expert_bytes: Ints, ranks: int) -> Ints:
-        """Bytes i64[R, R] from, to."""
+        """Return the bytes i64[R, R] from, to."""
         sent = np.zeros((ranks, ranks), np.int64)
         np.add.at(sent, (self.source, self.target), expert_bytes[self.layer])
         return sent

@@ -1,4 +1,4 @@
-"""From the clock's counts to the names of `metrics.json`."""
+"""Metrics of several GPUs from the clock's counts."""
 
 from __future__ import annotations
 

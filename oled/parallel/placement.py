@@ -1,4 +1,4 @@
-"""What a placement policy decides: who holds which expert, and which copy serves a token.
+"""Placement policies: which rank holds which expert, and which copy serves a token.
 
 It moves nothing and knows no clock. Frozen dataclasses of hyper-parameters, one file each in
 `oled/parallel/placements`; a named system is a YAML in `conf/policy` with a `placement`.
@@ -34,7 +34,7 @@ class Past:
 
     @classmethod
     def nothing(cls, most: int, num_experts: Ints, ranks: int) -> Past:
-        """Room for `most` steps of each layer."""
+        """Return zeros with room for `most` steps of each layer."""
         layers, experts = num_experts.size, int(num_experts.max())
         shapes = ((layers, ranks, experts), (most, layers, experts), (layers,))
         return cls(*(np.zeros(shape, np.int64) for shape in shapes))
@@ -50,7 +50,7 @@ class Past:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """Decides where experts are. By itself: each on one rank, for ever.
+    """A placement policy. This one keeps each expert on one rank for ever.
 
     interval: forwards between two rebalancings; 0: never.
     spare: slots of a rank and layer beyond its share of the experts.
@@ -65,15 +65,15 @@ class Placement:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
 
     def slots(self, num_experts: Ints, ranks: int) -> Ints:
-        """Experts that a rank can hold of each layer, i64[L]."""
+        """Return how many experts of each layer a rank can hold, i64[L]."""
         return np.minimum(-(-num_experts // ranks) + self.spare, num_experts)
 
     def rebalance(self, past: Past, layout: Layout, prices: Prices) -> Layout:
-        """The layout for the forwards to come, from what happened since the last rebalancing."""
+        """Return the layout for the forwards to come, from the work since the last rebalancing."""
         return layout
 
     def deal(self, step: LayerStep, layout: Layout, prices: Prices) -> Ints:
-        """The rank that serves each (token, slot) [T, k], -1 where the slot is unused.
+        """Return the rank that serves each (token, slot) [T, k], -1 where the slot is unused.
 
         Only ranks that hold the expert may serve it.
         """

@@ -1,4 +1,4 @@
-"""What a step costs on several GPUs: the numbers that placements and the clock share."""
+"""The cost of a step on several GPUs: the numbers that placements and the clock share."""
 
 from __future__ import annotations
 
@@ -40,22 +40,21 @@ class Prices:
         )
 
     def group_ns(self, layer: int, pairs: Ints | int, active: Ints | int) -> Ints:
-        """Time of launch groups with so many (token, expert) pairs and active experts, any
-        shape."""
+        """Return the times of launch groups by (token, expert) pairs and active experts."""
         found: Ints = self.gpu_ns[self.layer_class[layer], self.groups(pairs), active]
         return found
 
     def least_ns(self, layer: int, pairs: int, active: int) -> int:
-        """No split of this work over the ranks has a busiest rank faster than this."""
+        """Return a lower bound of the busiest rank's time for any split of this work."""
         whole = int(self.bound_ns[self.layer_class[layer], self.groups(pairs), active])
         return -(-whole // self.topology.ranks)
 
     def groups(self, pairs: Ints | int) -> Ints:
-        """Tokens that pairs of top_k a token amount to: the tables' first axis."""
+        """Return the tokens that pairs of top_k a token amount to: the tables' first axis."""
         return np.asarray((pairs + self.top_k - 1) // self.top_k)
 
     def slopes(self, layer: int, pairs: float, active: float) -> tuple[float, float]:
-        """(ns an active expert, ns a pair) of a rank: secants of its table at this mean work."""
+        """Return a rank's (ns an active expert, ns a pair): its table's secants at this work."""
         table = self.gpu_ns[self.layer_class[layer]]
         most_tokens, most_experts = table.shape[0] - 1, table.shape[1] - 1
         tokens = min(max(1, round(pairs / self.top_k)), most_tokens)

@@ -21,7 +21,7 @@ from oled.types import Ints
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Routing:
-    """What the clock of several GPUs replays."""
+    """A trace's routing as the clock of several GPUs replays it."""
 
     steps: Steps  # of the same forwards: phases, tokens produced, requests
     rows: dict[int, int]  # batch rows of each request (group) of `steps`
@@ -35,7 +35,7 @@ class Routing:
 
     @classmethod
     def of(cls, trace: Trace, ranks: int, batch_size: int) -> Routing:
-        """From a loaded trace, with `batch_size` requests in lockstep."""
+        """Build the routing of a loaded trace, with `batch_size` requests in lockstep."""
         alone = build_steps(trace)
         group, ends, members = lockstep(alone, batch_size)
         joined = np.repeat(np.arange(len(group)), np.diff(ends))  # of each member
@@ -87,8 +87,7 @@ def _shares(
 def _token_rows(
     trace: Trace, place: Ints, total: Ints, ranks: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Joined forward, layer and home of the routing rows [N], in batch order, and experts [N,
-    k]."""
+    """Return forward, layer and home [N] of the routing rows in batch order, and experts [N, k]."""
     routing, tokens = trace.routing, trace.tokens
     row = trace.forwards.token_offsets[routing.forward] + routing.token
     counts = tokens.state != TokenState.PAD

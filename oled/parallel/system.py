@@ -18,7 +18,7 @@ _KEYS = ("name", "description", "source", PLACEMENT, "transport", "chunks")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class System:
-    """What is put together; `chunks` is how finely computation and transport overlap."""
+    """A placement and a transport; `chunks`: how finely computation and transport overlap."""
 
     name: str
     description: str
@@ -52,7 +52,7 @@ class System:
 
 
 def load_system(policy: str | Path | Mapping[str, Any] | System) -> System:
-    """A system by its name in `conf/policy`, by the path of a YAML file, or from a mapping."""
+    """Load a system by its name in `conf/policy`, by a YAML file's path, or from a mapping."""
     if isinstance(policy, System):
         return policy
     data, where = read_policy(policy)
@@ -64,5 +64,5 @@ def load_system(policy: str | Path | Mapping[str, Any] | System) -> System:
 
 
 def list_systems() -> list[tuple[str, str]]:
-    """(name, one-line description) of the shipped systems."""
+    """Return (name, one-line description) of the shipped systems."""
     return [(name, load_system(name).description) for name in placement_names()]

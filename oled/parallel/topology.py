@@ -38,16 +38,16 @@ class Topology:
 
     @property
     def ranks(self) -> int:
-        """R."""
+        """Return R."""
         return len(self.latency_ns)
 
     @property
     def node(self) -> NDArray[np.int64]:
-        """Node of each rank [R]."""
+        """Return the node of each rank [R]."""
         return np.arange(self.ranks) // self.gpus_per_node
 
     def exchange_ns(self, sent: NDArray[np.int64]) -> int:
-        """Time in which all ranks send `sent` bytes [from, to], whole nanoseconds, rounded up.
+        """Return the whole nanoseconds in which all ranks send `sent` bytes [from, to], rounded up.
 
         A rank's messages leave one after the other, each at its link's rate, and arrive so at the
         other end; the latency of a rank's slowest message is added once. The slowest rank counts.
@@ -96,7 +96,7 @@ def _count(value: Any, where: str) -> int:
 def _link(
     data: Mapping[str, Any], keys: tuple[str, str], where: str, numbers: dict[str, str]
 ) -> tuple[float, float]:
-    """Bytes/s and nanoseconds of a link; both are noted in `numbers`."""
+    """Return bytes/s and nanoseconds of a link; note both in `numbers`."""
     found: list[Quantity] = []
     for key, dimension in zip(keys, (Dimension.RATE, Dimension.TIME), strict=True):
         quantity = parse_quantity(data[key], f"{where}: {key}", dimension)
@@ -110,7 +110,7 @@ def _link(
 def _pairs(
     data: Any, ranks: int, where: str, numbers: dict[str, str]
 ) -> Iterator[tuple[NDArray[np.bool_], float, float]]:
-    """Links of single pairs of GPUs, the same both ways."""
+    """Yield the links of single pairs of GPUs, the same both ways."""
     for place, pair in enumerate(data):
         here = f"{where}: pairs[{place}]"
         check_keys(pair, ("gpus", *_WITHIN), optional=(), where=here)
@@ -126,7 +126,7 @@ def _pairs(
 
 
 def load_topology(source: str | Path | Mapping[str, Any] | Topology) -> Topology:
-    """A shipped topology by name, a YAML file by path, or a mapping in the file's form."""
+    """Load a shipped topology by name, a YAML file by path, or a mapping in the file's form."""
     if isinstance(source, Topology):
         return source
     if isinstance(source, Mapping):
@@ -136,5 +136,5 @@ def load_topology(source: str | Path | Mapping[str, Any] | Topology) -> Topology
 
 
 def list_topologies() -> list[tuple[str, str]]:
-    """(name, one-line description) of the shipped topologies."""
+    """Return (name, one-line description) of the shipped topologies."""
     return [(name, load_topology(name).description) for name in shipped(_GROUP)]

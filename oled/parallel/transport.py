@@ -19,7 +19,7 @@ from oled.types import Bools, Ints
 
 
 class Transport(enum.StrEnum):
-    """How tokens travel."""
+    """A way of sending tokens to the ranks of their experts."""
 
     DIRECT = "direct"
     HIERARCHICAL = "hierarchical"
@@ -29,7 +29,7 @@ class Transport(enum.StrEnum):
 def exchange(
     home: Ints, reach: Bools, token_bytes: int, topology: Topology, transport: Transport
 ) -> tuple[int, int]:
-    """(nanoseconds, bytes sent) of dispatch and combine together.
+    """Return (nanoseconds, bytes sent) of dispatch and combine together.
 
     home [T] ranks of the tokens, reach bool[T, R] the ranks that have experts of a token.
     """
@@ -43,13 +43,13 @@ def exchange(
 
 
 def _both_ways(hops: list[Ints], topology: Topology) -> tuple[int, int]:
-    """One hop after the other, there and back; what is sent back is the transpose."""
+    """Return time and bytes of hop after hop, there and back; the way back is the transpose."""
     time = sum(topology.exchange_ns(sent) + topology.exchange_ns(sent.T) for sent in hops)
     return time, 2 * sum(int(sent.sum()) for sent in hops)
 
 
 def _sent(source: Ints, reach: Bools, token_bytes: int) -> Ints:
-    """Bytes [from, to] when each token goes from its source to the ranks it must reach."""
+    """Return bytes [from, to] when each token goes from its source to the ranks it must reach."""
     ranks = reach.shape[1]
     sent = np.zeros((ranks, ranks), np.int64)
     np.add.at(sent, source, reach * np.int64(token_bytes))
@@ -58,7 +58,7 @@ def _sent(source: Ints, reach: Bools, token_bytes: int) -> Ints:
 
 
 def _by_node(home: Ints, reach: Bools, token_bytes: int, topology: Topology) -> list[Ints]:
-    """Bytes of the two hops: to one rank of each other node, then inside the nodes."""
+    """Return the bytes of both hops: to one rank of each other node, then inside the nodes."""
     per_node = topology.gpus_per_node
     nodes = topology.ranks // per_node
     inside = reach.reshape(len(home), nodes, per_node)

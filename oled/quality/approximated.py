@@ -1,4 +1,4 @@
-"""What becomes of logits and text where a policy gives misses up: it beside the exact model.
+"""Logits and text under a policy that approximates misses, beside those of the exact model.
 
 Two measurements, both of models that run with offloaded experts. *The same inputs*: the exact model
 decodes along the reference answers, and its passes are repeated under the policy; compared are the
@@ -58,7 +58,7 @@ class Approximation:
     dropped_gate_share: float  # on the same inputs
 
     def summary(self) -> dict[str, Any]:
-        """Flat figures."""
+        """Return flat figures."""
         return {
             "dropped_gate_share": self.dropped_gate_share,
             "kl_bits": self.kl_bits,
@@ -66,7 +66,7 @@ class Approximation:
         }
 
     def lines(self) -> list[str]:
-        """The same in words."""
+        """Return the same in words."""
         found = self.summary()
         more = [found[f"bits_per_token_more{end}"] for end in ("", "_low", "_high")]
         return [
@@ -80,7 +80,7 @@ class Approximation:
 
 
 def comparable(prompts: Sequence[Prompt], decode: Decoding) -> BlockDiffusion | Autoregressive:
-    """The loop, where what it writes can be compared; else it is refused before anything runs."""
+    """Return the loop. Raises UserError where what it writes can not be compared."""
     plain = type(decode) in (BlockDiffusion, Autoregressive)
     if not plain or isinstance(decode, CanvasDiffusion):
         raise UserError("quality=true compares plain block diffusion or autoregressive decoding")
@@ -131,7 +131,7 @@ class Exact:
 def approximations(
     exact: Exact, composition: Composition, live: Live, free: LiveRun
 ) -> dict[str, Approximation]:
-    """SURROGATES and NOTHING beside the exact model. `free`: what the policy wrote by itself."""
+    """Compare SURROGATES and NOTHING with the exact model. `free`: the policy's own text."""
     found = {}
     for name in (SURROGATES, NOTHING):
         stand_in, along = name == SURROGATES, exact.loop()
@@ -153,7 +153,7 @@ def _by_request(passes: Sequence[Pass]) -> dict[int, list[Pass]]:
 
 
 def _truth(passes: Sequence[Pass], prompt_length: int) -> Ints:
-    """The tokens that the passes' open positions have in the end."""
+    """Return the tokens that the passes' open positions have in the end."""
     tokens = tokens_written(passes)
     positions = np.concatenate([where for _, where in open_positions(passes, prompt_length)])
     return np.array([tokens[position] for position in positions.tolist()], np.int64)

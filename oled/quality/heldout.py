@@ -29,7 +29,7 @@ from oled.types import Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answered:
-    """What a model said at the masked positions of one answer."""
+    """A model's losses and choices at the masked positions of one answer."""
 
     bits: NDArray[np.float64]  # [n] -log2 of the probability of the true token
     choice: Ints  # [n] the likeliest token
@@ -44,7 +44,7 @@ def answer_losses(
     *,
     seed: int = 0,
 ) -> list[Answered]:
-    """One entry a request. `decode` is resolved; of it only block length and token ids count.
+    """Return one entry a request. Of `decode`, which is resolved, block length and token ids count.
 
     `alteration` must have been entered. Raises UserError for a request without an answer.
     """
@@ -102,7 +102,7 @@ class MaskedAnswer:
         return cls(request.index, clean, maskable, length, start // length)
 
     def noise(self, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Masked positions [S]: in each block some, at least one."""
+        """Return masked positions [S], at least one in each block."""
         noise = np.zeros(len(self.clean), dtype=bool)
         for block in range(self.first, len(self.clean) // self.length):
             here = np.arange(block * self.length, (block + 1) * self.length)
@@ -111,7 +111,7 @@ class MaskedAnswer:
         return noise
 
     def layout(self, noise: NDArray[np.bool_], mask_id: int) -> Layout:
-        """The pass: clean blocks, then the noisy ones."""
+        """Return the pass: clean blocks, then the noisy ones."""
         size, noisy_from = len(self.clean), self.first * self.length
         noisy = np.where(noise, mask_id, self.clean)[noisy_from:]
         positions = np.concatenate((np.arange(size), np.arange(noisy_from, size)))
@@ -128,7 +128,7 @@ class MaskedAnswer:
 
 
 def _visible(block: Ints, is_noisy: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whom each position of the pass sees, [q, q]."""
+    """Return which positions each position of the pass sees, [q, q]."""
     earlier = block[None, :] < block[:, None]
     same = (block[None, :] == block[:, None]) & (is_noisy[None, :] == is_noisy[:, None])
     visible: NDArray[np.bool_] = same | (earlier & ~is_noisy[None, :])
@@ -138,7 +138,7 @@ def _visible(block: Ints, is_noisy: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _groups(
     request: int, block: Ints, is_noisy: NDArray[np.bool_], first: int
 ) -> tuple[Group, ...]:
-    """The blocks from `first` on, each noisy before clean: as a block is denoised, then committed.
+    """Return the blocks from `first` on, each noisy (as denoised) before clean (as committed).
 
     All of them are in one pass, so each counts as a request of its own.
     """
@@ -151,7 +151,7 @@ def _groups(
 
 @torch.inference_mode()
 def _run(model: PreTrainedModel, layout: Layout, alteration: Alteration | None) -> Tensor:
-    """Logits [q, V] on the host."""
+    """Return logits [q, V] on the host."""
     if alteration is not None:
         alteration.expect(len(layout.tokens), layout.groups)
     device = model.device

@@ -1,4 +1,4 @@
-"""What an alteration of the routed experts costs in quality: the model with it beside without.
+"""The cost in quality of an alteration of the routed experts: the model with and without it.
 
 Two measurements. The held-out loss (`oled.quality.heldout`) and whether the likeliest token at its
 masked positions stays the same: one step, same input. And free decoding, in which a first other
@@ -39,17 +39,17 @@ class Side:
 
     @property
     def bits(self) -> float:
-        """Mean loss of a masked token."""
+        """Return the mean loss of a masked token."""
         return float(np.concatenate([one.bits for one in self.answered]).mean())
 
     @property
     def accuracy(self) -> float:
-        """Share of masked tokens whose likeliest token is the true one."""
+        """Return the share of masked tokens whose likeliest token is the true one."""
         return float(np.concatenate([one.choice == one.truth for one in self.answered]).mean())
 
     @property
     def tokens_per_forward(self) -> float | None:
-        """Of free decoding."""
+        """Return tokens per denoising forward of free decoding."""
         tokens = sum(len(text) for text in self.written)
         return tokens / self.denoising if self.denoising else None
 
@@ -63,20 +63,20 @@ class Quality:
 
     @property
     def same_choice(self) -> float:
-        """Share of masked positions at which the likeliest token is the same."""
+        """Return the share of masked positions at which the likeliest token is the same."""
         pairs = zip(self.plain.answered, self.altered.answered, strict=True)
         return float(np.concatenate([a.choice == b.choice for a, b in pairs]).mean())
 
     @property
     def same_tokens(self) -> float | None:
-        """Share of positions of the longer of two free answers at which both have one token."""
+        """Return the share of positions of the longer free answer at which both have one token."""
         pairs = list(zip(self.plain.written, self.altered.written, strict=True))
         longest = sum(max(len(a), len(b)) for a, b in pairs)
         same = sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
         return same / longest if longest else None
 
     def difference(self, seed: int = 0) -> tuple[float, float, float]:
-        """Bits a token more than the plain model; and 95 % of resamples of whole prompts."""
+        """Return bits a token more than the plain model, and 95 % of resamples of whole prompts."""
         pairs = zip(self.plain.answered, self.altered.answered, strict=True)
         more, count = np.array([((b.bits - a.bits).sum(), b.bits.size) for a, b in pairs]).T
         drawn = np.random.default_rng(seed).integers(more.size, size=(RESAMPLES, more.size))
@@ -85,7 +85,7 @@ class Quality:
         return float(more.sum() / count.sum()), float(low), float(high)
 
     def summary(self) -> dict[str, Any]:
-        """Flat figures."""
+        """Return flat figures."""
         more, low, high = self.difference()
         return {
             "prompts": len(self.plain.answered),
@@ -104,7 +104,7 @@ class Quality:
         }
 
     def lines(self) -> list[str]:
-        """The same in words."""
+        """Return the same in words."""
         found, (more, low, high) = self.summary(), self.difference()
         lines = [
             f"held-out loss, {found['prompts']} answers, {found['masked_tokens']} masked tokens: "
@@ -132,7 +132,7 @@ def quality(
     free: bool = True,
     seed: int = 0,
 ) -> Quality:
-    """Measure a model with and without an alteration; `free`: also let both decode the prompts."""
+    """Measure a model with and without an alteration; `free`: let both decode the prompts too."""
     if not isinstance(decode, BlockDiffusion) or isinstance(decode, Speculative):
         raise UserError("quality is measured of block diffusion: use decode=block_diffusion")
     settings = decode.resolve(loaded.model, loaded.tokenizer)

@@ -1,4 +1,4 @@
-"""Which expansions of a layer's experts can serve others, and projections refit to them.
+"""Expansions of a layer's experts that can serve others, and projections refit to them.
 
 The path from expansion i to expert j is judged by what it loses of j's output: on the inputs that a
 calibration run routed to j, a projection is fitted by least squares to i's expansion so that it
@@ -46,7 +46,7 @@ class PrunedPaths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """What calibration routed in one layer."""
+    """The inputs and routes of one layer in calibration."""
 
     hidden: Tensor  # [N, H]
     ids: Tensor  # [N, k]
@@ -90,7 +90,7 @@ def prune_paths(
 
 
 def gated_experts(entry: MoeLayer) -> nn.Module:
-    """The layer's experts, refused where they are no plain gated layers."""
+    """Return the layer's experts. Raises UserError unless they are plain gated layers."""
     experts: Any = entry.experts
     plain = experts.has_gate and experts.is_concatenated
     if not plain or experts.has_bias or experts.is_transposed or experts.has_post_expert_norm:
@@ -105,7 +105,7 @@ def gated_experts(entry: MoeLayer) -> nn.Module:
 def path_errors(
     experts: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor
 ) -> NDArray[np.float64]:
-    """Relative squared error [E, E] of the path from expansion i to expert j; infinite if unknown.
+    """Return the relative squared error [E, E] of paths from expansion i to expert j, or infinity.
 
     hidden: [N, H]; ids, weights: [N, k].
     """
@@ -128,7 +128,7 @@ def path_errors(
 
 
 def choose_sources(errors: NDArray[np.float64], tolerance: float, fewest: int) -> Ints:
-    """The source of each expert [E]: of few expansions kept the one with the least error.
+    """Return each expert's source [E]: of few expansions kept, the one with the least error.
 
     An expansion is kept if it serves the most experts that have none yet, the lowest id among
     equals, until all have one; then, if there are fewer than `fewest`, those that lose most.
@@ -154,7 +154,7 @@ def _calibrate(
     decode: BlockDiffusion,
     seed: int,
 ) -> list[_Seen]:
-    """Inputs and routes of every layer."""
+    """Return inputs and routes of every layer."""
     seen: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in layers]
 
     def watch(row: int, compute: Compute, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def _calibrate(
 def _inputs(
     expert: int, hidden: Tensor, ids: Tensor, weights: Tensor, most: int
 ) -> tuple[Tensor, Tensor]:
-    """Inputs [n, H] and weights [n] of an expert's tokens, evenly spread where there are many."""
+    """Return inputs [n, H] and weights [n] of an expert's tokens, at most `most`, evenly spread."""
     token, slot = torch.where(ids == expert)
     if len(token) > most:
         chosen = torch.linspace(0, len(token) - 1, most).long()
@@ -178,7 +178,7 @@ def _inputs(
 
 
 def _expanded(experts: Any, x: Tensor, only: int | None = None) -> Tensor:
-    """Units [n, E, I] of all experts for inputs [n, H], or of one expert [n, 1, I]."""
+    """Return units [n, E, I] of all experts for inputs [n, H], or of one expert [n, 1, I]."""
     both = experts.gate_up_proj if only is None else experts.gate_up_proj[only : only + 1]
     gate, up = torch.einsum("nh,euh->neu", x, both.to(x)).chunk(2, dim=-1)
     units: Tensor = experts.act_fn(gate) * up
@@ -186,14 +186,14 @@ def _expanded(experts: Any, x: Tensor, only: int | None = None) -> Tensor:
 
 
 def _output(experts: Any, expert: int, x: Tensor, g: Tensor) -> Tensor:
-    """What an expert adds to the layer's output for its tokens: [n, H]."""
+    """Return what an expert adds [n, H] to the layer's output for its tokens."""
     units = _expanded(experts, x, expert)[:, 0]
     output: Tensor = (units @ experts.down_proj[expert].to(x).T) * g[:, None]
     return output
 
 
 def _least_squares(units: Tensor, target: Tensor) -> Tensor:
-    """For each expansion of units [n, E, I] the projection [E, I, H] to target [n, H]."""
+    """Return the projection [E, I, H] of each expansion's units [n, E, I] to target [n, H]."""
     gram = torch.einsum("nei,nej->eij", units, units).double()
     scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] + torch.finfo(gram.dtype).tiny
     ridge = RIDGE * scale * torch.eye(units.shape[-1], dtype=gram.dtype)
@@ -204,7 +204,7 @@ def _least_squares(units: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _fitted(experts: nn.Module, seen: _Seen, source: int, expert: int) -> Tensor:
-    """The projection [H, I] that gives `expert`'s output from the expansion of `source`."""
+    """Return the projection [H, I] that gives `expert`'s output from the expansion of `source`."""
     x, g = _inputs(expert, seen.hidden, seen.ids, seen.weights, len(seen.hidden))
     units = _expanded(experts, x, source) * g[:, None, None]
     fitted = _least_squares(units, _output(experts, expert, x, g))[0]

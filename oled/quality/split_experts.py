@@ -71,7 +71,7 @@ def _put(weights: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 def save_paths(paths: PrunedPaths, file: Path) -> Path:
-    """Sources and projections as one npz file."""
+    """Write sources and projections as one npz file."""
     arrays: dict[str, Any] = {"about": np.array(json.dumps([paths.plan.how, paths.plan.about]))}
     for layer, (source, projection) in enumerate(
         zip(paths.plan.sources, paths.projections, strict=True)
@@ -84,7 +84,7 @@ def save_paths(paths: PrunedPaths, file: Path) -> Path:
 
 
 def load_paths(file: Path) -> PrunedPaths:
-    """What `save_paths` wrote; nothing in it is executed."""
+    """Load what `save_paths` wrote; nothing in it is executed."""
     try:
         with np.load(file, allow_pickle=False) as data:
             layers = range(sum(name.startswith("source_") for name in data.files))

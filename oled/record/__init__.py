@@ -1,4 +1,4 @@
-"""From a running model to a trace: hooks, decoding loops, and `record`, which joins them.
+"""Record a running model as a trace: `record` joins hooks and decoding loops.
 
 loaded = load_model("tiny")
 report = record(loaded, load_prompts("prompts.jsonl"), BlockDiffusion(block_length=16), "out")

@@ -1,4 +1,4 @@
-"""What recording costs: the same passes with and without it, on the run's own first batch."""
+"""The cost of recording: the same passes with and without it, on the run's own first batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hook_overhead(
     batch: Sequence[Request],
     recorder: Recorder,
 ) -> float:
-    """Time added by hooks, copies and the building of records, as a fraction of plain decoding.
+    """Return the time added by hooks, copies and records, as a fraction of plain decoding.
 
     Decoding repeats itself, so pass number i is the same in every round: its best time
     counts, plain and recorded, which leaves out warm-up and what else the machine does.
@@ -41,7 +41,7 @@ def hook_overhead(
 
 
 def _affordable_passes(model: PreTrainedModel, decode: Decoding, batch: Sequence[Request]) -> int:
-    """Passes that fit the budget; also the warm-up."""
+    """Return how many passes fit the budget; running them is also the warm-up."""
     start, passes = time.perf_counter(), 0
     for _ in islice(decode.decode(model, batch), MAX_PASSES):
         passes += 1
@@ -57,7 +57,7 @@ def _run(
     passes: int,
     recorder: Recorder | None,
 ) -> NDArray[np.float64]:
-    """Seconds of each of the first `passes` passes; their records are built and dropped."""
+    """Return the seconds of each of the first `passes` passes; build and drop their records."""
     marks = [time.perf_counter()]
     with recorder or nullcontext():
         for number, step in enumerate(islice(decode.decode(model, batch), passes)):

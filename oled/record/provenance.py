@@ -53,7 +53,7 @@ def manifest_of(
     seed: int,
     rule: Reroute | None,
 ) -> Manifest:
-    """Everything that is known before the first pass; `decode` has its token ids."""
+    """Build the manifest from what is known before the first pass; `decode` has its token ids."""
     model, tokenizer = loaded.model, loaded.tokenizer
     family = recorder.family
     geometry = geometry_of(model, loaded.stored_dtype)
@@ -96,14 +96,14 @@ def manifest_of(
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or the CPU's architecture."""
+    """Return the GPU's name, or the CPU's architecture."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({platform.machine()})"
 
 
 def versions() -> dict[str, str]:
-    """Of what decides the numbers."""
+    """Return the versions of everything that decides the numbers."""
     return {
         "oled": oled.__version__,
         "python": platform.python_version(),
@@ -114,7 +114,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Of the checkout that runs, or None in an installed package."""
+    """Return the commit of the checkout that runs, or None in an installed package."""
     root = Path(oled.__file__).parent
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
     try:

@@ -1,4 +1,4 @@
-"""From a pass and what the hooks saw in it to the records of a trace."""
+"""Records of a trace from a pass and its capture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from oled.trace.schema import ForwardRecord, Phase
 
 
 def forward_records(pass_id: int, step: Pass, capture: Capture) -> list[ForwardRecord]:
-    """One record for each request that has a share in the pass."""
+    """Build one record for each request that has a share in the pass."""
     return [_record(pass_id, step.phase, share, capture) for share in step.shares]
 
 

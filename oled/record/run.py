@@ -27,7 +27,7 @@ from oled.trace.writer import ROWS_PER_PART, TraceWriter
 
 @dataclass(frozen=True, slots=True)
 class RecordReport:
-    """What a recording gave. Fractions are of the time that decoding alone takes."""
+    """The result of a recording. Fractions are of the time that decoding alone takes."""
 
     path: Path
     requests: int
@@ -40,7 +40,7 @@ class RecordReport:
 
     @property
     def overhead_fraction(self) -> float:
-        """What recording added to decoding."""
+        """Return the time that recording added to decoding."""
         return self.hook_fraction + self.write_fraction
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class RecordReport:
 
 @dataclass(slots=True)
 class _Tally:
-    """What has been decoded so far."""
+    """Passes, tokens and times so far."""
 
     passes: int = 0
     tokens: int = 0
@@ -75,7 +75,7 @@ class _Tally:
         self.seconds += time.perf_counter() - start
 
     def close(self, writer: TraceWriter) -> None:
-        """Make everything safe; its time is writing time, too."""
+        """Write what is pending; its time is writing time, too."""
         start = time.perf_counter()
         writer.close_part()
         self.write_seconds += time.perf_counter() - start
@@ -158,7 +158,7 @@ def record(
 
 
 def _refuse_drafting(batch_size: int, reroute: Reroute | None) -> None:
-    """What drafts do not go together with."""
+    """Raise UserError for what drafts do not go together with."""
     if batch_size > 1:
         raise UserError(f"batch_size={batch_size}: drafts are verified one prompt at a time")
     if reroute is not None:

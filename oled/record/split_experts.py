@@ -42,7 +42,7 @@ def record_split_experts(
     free: bool = True,
     seed: int = 0,
 ) -> SplitReport:
-    """Prune on the prompts `learned`; measure the model on the others, and let it decode them.
+    """Prune on the prompts `learned`; measure the model on the others and let it decode them.
 
     Writes OUT/paths.npz and OUT/trace, whose text is that of the pruned model.
     """

@@ -28,7 +28,7 @@ class Alteration(Hooks):
 
     @property
     def begins_with_masks(self) -> bool:
-        """Whether a block's first forward, in which all is masked, decides for its later ones."""
+        """Return whether a block's first forward, all of it masked, decides for its later ones."""
         return False
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What the hooks saw in one forward, brought to the host.
+"""Routing that hooks have seen in one forward, brought to the host.
 
 Shapes: Lr MoE layers, N tokens of the pass (its whole batch), T tokens of one request, k top-k,
 m kept ids or scores.
@@ -44,23 +44,23 @@ class Staging:
         buffer[row, : len(source)].copy_(source.detach().to(kind), non_blocking=True)
 
     def wait(self) -> None:
-        """Until all copies have landed."""
+        """Wait until all copies have landed."""
         for stream in self._streams:
             stream.synchronize()
         self._streams.clear()
 
     def holds(self, name: str) -> bool:
-        """Whether anything was ever put under this name."""
+        """Return whether anything was ever put under this name."""
         return name in self._buffers
 
     def read(self, name: str, tokens: int) -> NDArray[Any]:
-        """A copy [Lr, N, ...] of what landed."""
+        """Return a copy [Lr, N, ...] of what landed."""
         return self._buffers[name][:, :tokens].numpy().copy()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted:
-    """What one predictor said so many MoE layers ahead."""
+    """The predictions of one predictor, so many MoE layers ahead."""
 
     predictor: str
     ahead: int
@@ -83,14 +83,14 @@ class Capture:
     score_biased: NDArray[np.float32] | None = None
 
     def scores(self, tokens: NDArray[np.int64]) -> RouterScores | None:
-        """The router scores of these tokens, where they were asked for."""
+        """Return the router scores of these tokens, where they were asked for."""
         if self.score_ids is None or self.score_values is None:
             return None
         biased = None if self.score_biased is None else self.score_biased[:, tokens]
         return RouterScores(self.score_ids[:, tokens], self.score_values[:, tokens], biased)
 
     def predictions(self, tokens: NDArray[np.int64]) -> tuple[Prediction, ...]:
-        """What predictors said about these tokens, added up over them."""
+        """Return the predictions for these tokens, added up over them."""
         found = []
         for row, layer in enumerate(self.layers):
             for said in self.predicted:
@@ -109,7 +109,7 @@ class Capture:
 def wanted(
     ids: NDArray[np.int32], weights: NDArray[np.float32], num_experts: int
 ) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
-    """Experts that any token picked, by falling summed weight, then by id."""
+    """Return the experts that any token picked and their summed weights, largest first."""
     total = np.bincount(ids.ravel(), weights.ravel(), num_experts)
     picked = np.flatnonzero(np.bincount(ids.ravel(), minlength=num_experts))
     order = np.argsort(-total[picked], kind="stable")

@@ -50,12 +50,12 @@ class DraftExperts:
         return int(self.down[0].shape[1])
 
     def output(self, row: int, hidden: Tensor) -> Tensor:
-        """What the draft expert of a row adds to hidden [N, h]."""
+        """Return the output of a row's draft expert for hidden [N, h]."""
         gate, up = functional.linear(hidden, self.gate_up[row]).chunk(2, dim=-1)
         return self.gamma[row] * functional.linear(functional.silu(gate) * up, self.down[row])
 
     def to(self, like: Tensor) -> DraftExperts:
-        """On the device and in the dtype of `like`."""
+        """Return a copy on the device and in the dtype of `like`."""
         return DraftExperts(
             tuple(tensor.to(like) for tensor in self.gate_up),
             tuple(tensor.to(like) for tensor in self.down),
@@ -63,7 +63,7 @@ class DraftExperts:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name, as in a file."""
+        """Return all tensors by name, as in a file."""
         found = {"gamma": self.gamma}
         for name, parts in (("gate_up", self.gate_up), ("down", self.down)):
             found |= {f"{name}.{row}": part for row, part in enumerate(parts)}
@@ -71,7 +71,7 @@ class DraftExperts:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> DraftExperts:
-        """From `tensors()`."""
+        """Build draft experts from `tensors()`."""
         rows = range(len(tensors["gamma"]))
         gate_up, down = (
             tuple(tensors[f"{name}.{row}"] for row in rows) for name in ("gate_up", "down")
@@ -80,12 +80,12 @@ class DraftExperts:
 
 
 def bundled_drafts() -> Path:
-    """The draft experts of the bundled model."""
+    """Return the draft experts of the bundled model."""
     return paths.model_path() / "draft.safetensors"
 
 
 def load_draft_experts(source: str | Path, stack: Stack) -> DraftExperts:
-    """Those in a file, or the bundled ones.
+    """Load the draft experts in a file, or the bundled ones.
 
     Raises UserError where the file is none, or was trained for other routers than these.
     """
@@ -107,7 +107,7 @@ def load_draft_experts(source: str | Path, stack: Stack) -> DraftExperts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """What the routers of one draft pass chose: the experts that verifying its tokens will need."""
+    """The routers' choice in one draft pass: the experts that verifying its tokens will need."""
 
     flags: NDArray[np.bool_]  # [L, E]
     predictions: tuple[Prediction, ...]
@@ -135,7 +135,7 @@ class Draft(Alteration):
 
     @property
     def units(self) -> int:
-        """Width of a draft expert in units of a routed one."""
+        """Return the width of a draft expert in units of a routed one."""
         width = 0 if self.experts is None else self.experts.width
         if width % self._routed_width:
             raise UserError(
@@ -160,7 +160,7 @@ class Draft(Alteration):
         return output if self.experts is None else output + self.experts.output(row, hidden)
 
     def wanted(self) -> Wanted:
-        """What the last pass says of the model's own experts."""
+        """Return which of the model's own experts the last pass predicts."""
         experts = [entry.num_experts for entry in self.layers]
         flags = np.zeros((len(experts), max(experts)), dtype=bool)
         found = []

@@ -1,4 +1,4 @@
-"""What a model's configuration says about its routing: the meaning of weights and scores.
+"""Routing facts of a model's configuration: the meaning of weights and scores.
 
 One line a family. A family that is not listed is recorded too; its weights then claim no sum.
 """
@@ -16,7 +16,7 @@ from oled.trace.schema import WeightKind
 
 
 class Scoring(StrEnum):
-    """What turns the first output of a router into the score of each expert."""
+    """The function from a router's first output to the score of each expert."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -69,14 +69,14 @@ class Family:
 
     @property
     def expected_sum(self) -> float | None:
-        """What a token's weights add up to; None where any sum is right."""
+        """Return the sum of a token's weights; None where any sum is right."""
         if self.weight_kind in (WeightKind.SUM_ONE, WeightKind.SOFTMAX_SELECTED):
             return 1.0
         return self.weight_sum
 
 
 def read_family(config: PreTrainedConfig) -> Family:
-    """Read the text part of a configuration; refuses one that names no top-k."""
+    """Read the text part of a configuration. Raises UserError where it names no top-k."""
     facts = config.get_text_config().to_dict()
     model_type = facts["model_type"]
     top_k = next((facts[key] for key in _TOP_K if facts.get(key)), None)

@@ -46,7 +46,7 @@ def load_model(
     trust_remote_code: bool = False,
     revision: str | None = None,
 ) -> LoadedModel:
-    """Load a mixture-of-experts model; anything else is refused before its weights are read.
+    """Load a mixture-of-experts model. Raises UserError for any other before reading its weights.
 
     `dtype` "auto" is fp32 on a CPU, where half precision is many times slower, and the
     checkpoint's own elsewhere; "stored" is the checkpoint's own.
@@ -76,7 +76,7 @@ def load_model(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own reports; what they are about is refused in a line."""
+    """Silence transformers' own reports; what they are about raises UserError instead."""
     before = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.ERROR)
     hub_logging.set_verbosity(logging.ERROR)
@@ -91,7 +91,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """What is wrong with a checkpoint in a line."""
+    """Turn whatever reading a checkpoint raises into a UserError of one line."""
     try:
         yield
     except UserError:
@@ -105,7 +105,7 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def _refuse_dense(name: str, config: PreTrainedConfig, trust_remote_code: bool) -> None:
-    """Build the model without memory for its weights and look for experts."""
+    """Raise UserError where a model, built without memory for its weights, has no experts."""
     with torch.device("meta"):
         hollow = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     if not moe_layers(hollow):
@@ -116,13 +116,13 @@ def _refuse_dense(name: str, config: PreTrainedConfig, trust_remote_code: bool) 
 
 
 def _refuse_made_up(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """transformers makes an empty tokenizer up where there are no files."""
+    """Raise UserError for the empty tokenizer that transformers makes up without files."""
     if len(tokenizer) < 2:
         raise UserError(f"model={name} has no tokenizer: put its files beside the weights")
 
 
 def _refuse_incomplete(name: str, found: Mapping[str, Any]) -> None:
-    """transformers fills up with random numbers; their routing would look like a recording."""
+    """Raise UserError for missing weights, which transformers would replace by random numbers."""
     for key, stored, wanted in sorted(found["mismatched_keys"]):
         raise UserError(
             f"model={name}: {key} has the shape {tuple(stored)}, config.json says {tuple(wanted)}"

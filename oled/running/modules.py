@@ -1,4 +1,4 @@
-"""Where the experts of a transformers model are, and the geometry that follows from them.
+"""The experts modules of a transformers model, and the geometry that follows from them.
 
 Shapes: E routed experts of a layer, H hidden size, I width of an expert.
 """
@@ -26,14 +26,14 @@ _ROUTER_NAMES = ("gate", "router")  # beside the experts, in every family with f
 
 @dataclass(frozen=True, slots=True)
 class ExpertsModule:
-    """Where a layer's experts are called."""
+    """A module that computes a layer's experts, and its router."""
 
     name: str  # of the experts module
     experts: nn.Module
     router: nn.Module | None
 
     def plain_forward(self) -> Callable[..., Any]:
-        """The experts' own forward, below transformers' dispatcher."""
+        """Return the experts' own forward, below transformers' dispatcher."""
         forward: Any = type(self.experts).forward
         if not hasattr(forward, "__wrapped__"):
             raise UserError(
@@ -56,22 +56,22 @@ class MoeLayer:
 
     @property
     def name(self) -> str:
-        """Of the experts module; the first, where there are several."""
+        """Return the name of the experts module, of the first where there are several."""
         return self.modules[0].name
 
     @property
     def experts(self) -> nn.Module:
-        """The module that holds the weights; the first, where several share them."""
+        """Return the module that holds the weights; the first, where several share them."""
         return self.modules[0].experts
 
     @property
     def num_experts(self) -> int:
-        """E, read from the weights, so that pruned layers count right."""
+        """Return E, read from the weights, so that pruned layers count right."""
         return int(self.experts.get_parameter("down_proj").shape[0])
 
 
 def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
-    """All layers with routed experts, in order. Works on a model on the meta device, too."""
+    """Return all layers with routed experts, in order. A model on the meta device will do."""
     found: dict[int, list[ExpertsModule]] = {}
     for name, module in model.named_modules():
         if not _holds_experts(module):
@@ -110,7 +110,7 @@ def _router_of(experts: ExpertsModule) -> nn.Module:
 
 
 def _refuse_strangers(layer: int, modules: Sequence[ExpertsModule]) -> None:
-    """Experts of one layer must be the same weights: they are cached and copied as one."""
+    """Raise UserError unless the experts of a layer are the same weights, cached as one."""
     first, *others = modules
     for other in others:
         for name, parameter in first.experts.named_parameters(recurse=False):
@@ -122,7 +122,7 @@ def _refuse_strangers(layer: int, modules: Sequence[ExpertsModule]) -> None:
 
 
 def _holds_experts(module: nn.Module) -> bool:
-    """Fused experts are a module with a 3-D parameter `down_proj` (E first)."""
+    """Return whether a module holds fused experts: a 3-D parameter `down_proj` (E first)."""
     own = dict(module.named_parameters(recurse=False))
     return "down_proj" in own and own["down_proj"].ndim == 3
 
@@ -160,7 +160,7 @@ def geometry_of(model: PreTrainedModel, expert_dtype: torch.dtype | None = None)
 
 
 def _catalogue_name(geometry: Geometry) -> str | None:
-    """The known model of this very shape."""
+    """Return the known model of this very shape."""
     for model in MODELS.values():
         experts = (model.num_experts,) * len(model.moe_layers)
         if (
@@ -174,7 +174,7 @@ def _catalogue_name(geometry: Geometry) -> str | None:
 
 
 def _expert_bytes(layer: MoeLayer, dtype: torch.dtype | None) -> int:
-    """Bytes of one expert: its share of every stacked parameter, biases included."""
+    """Return the bytes of one expert: its share of every stacked parameter, biases included."""
     size = 0
     for parameter in layer.experts.parameters(recurse=False):
         if parameter.shape[0] == layer.num_experts:

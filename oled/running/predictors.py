@@ -37,17 +37,17 @@ LayerPrediction = tuple[int, Tensor, Tensor]
 
 
 class Predictor(Protocol):
-    """Says something at every row of a stack, always about the same rows."""
+    """A predictor of routing: it predicts at every row of a stack, always the same rows ahead."""
 
     @property
     def name(self) -> str: ...
 
     def reach(self, layers: int) -> int:
-        """Of a stack of so many rows: how many MoE layers ahead it says anything at most."""
+        """Return how many MoE layers ahead it predicts at most, in a stack of so many rows."""
         ...
 
     def predict(self, stack: Stack, row: int, hidden: Tensor) -> Iterator[LayerPrediction]:
-        """What the gate input `hidden` [N, h] of a row tells of other layers."""
+        """Predict other layers from the gate input `hidden` [N, h] of a row."""
         ...
 
 
@@ -130,12 +130,12 @@ class CrossLayerDrafts:
 
 
 def draft(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """z + B·A·z for z [N, h]."""
+    """Return z + B·A·z for z [N, h]."""
     return z + z @ down.T @ up.T
 
 
 def selection(scoring: Scoring | None, router: nn.Module, logits: Tensor) -> Tensor:
-    """What a router selects by [N, E]: logits, or a sigmoid router's scores with their bias."""
+    """Return the values [N, E] that a router selects by: logits, or biased sigmoid scores."""
     if scoring is not Scoring.SIGMOID:
         return logits.float()
     values, biased = router_scores(scoring, router, logits)
@@ -145,7 +145,7 @@ def selection(scoring: Scoring | None, router: nn.Module, logits: Tensor) -> Ten
 def trained_predictors(
     source: str | Path, stack: Stack, family: Family, width: int, device: str | None = None
 ) -> tuple[Predictor, ...]:
-    """The predictors in a file of heads, or in the bundled one; `width` scores a token are kept.
+    """Load the predictors in a file of heads, or the bundled ones; keep `width` scores a token.
 
     Temporal heads must be there, spatial ones and drafts may. `device`: where the model will be
     asked; None: where it is.
@@ -181,17 +181,17 @@ def trained_predictors(
 
 
 def heads_path(source: str | Path) -> Path:
-    """A file of heads; "bundled" is the bundled one."""
+    """Return the path of a file of heads; "bundled" is the bundled one."""
     return bundled_heads() if str(source) == BUNDLED else Path(source)
 
 
 def bundled_heads() -> Path:
-    """Those of the bundled model."""
+    """Return the path of the bundled model's heads."""
     return paths.model_path() / "heads.safetensors"
 
 
 def fingerprint(modules: Stack) -> str:
-    """Which routers (or experts) heads belong to: a hash of their weights in half precision."""
+    """Return a hash of routers or experts, by their weights in half precision."""
     digest = hashlib.sha256()
     for module in modules:
         for parameter in module.parameters(recurse=False):
@@ -200,7 +200,7 @@ def fingerprint(modules: Stack) -> str:
 
 
 def read_heads(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and the card: what they were trained for, on, and with what result."""
+    """Read tensors by name, and the card: what they were trained for, on, and with what result."""
     try:
         with safe_open(path, framework="pt") as file:
             card = json.loads((file.metadata() or {})["card"])
@@ -213,6 +213,6 @@ def read_heads(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def write_heads(path: Path, tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
-    """In half precision; read again by `read_heads`."""
+    """Write tensors in half precision for `read_heads`."""
     halves = {name: tensor.half().contiguous() for name, tensor in tensors.items()}
     write_bytes(path, save(halves, metadata={"card": json.dumps(card)}))

@@ -30,7 +30,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is asked, and the answer that forced decoding writes."""
+    """A prompt, and the answer that forced decoding writes."""
 
     message: str  # as in the file: the user's turn of a chat
     text: str  # for models without a chat template
@@ -40,17 +40,17 @@ class Prompt:
 
     @property
     def sha256(self) -> str:
-        """Of the message."""
+        """Return the hash of the message."""
         return hashlib.sha256(self.message.encode()).hexdigest()
 
 
 def plain_prompt(text: str, reference: str | None = None, source: str = "api") -> Prompt:
-    """A prompt that is used word for word."""
+    """Return a prompt that is used word for word."""
     return Prompt(text, text, reference, reference, source)
 
 
 def load_prompts(path: str | Path, *, skip: int = 0, limit: int | None = None) -> list[Prompt]:
-    """Lines `skip` + 1 and following of a JSONL file, at most `limit`."""
+    """Load the lines from `skip` + 1 on of a JSONL file, at most `limit`."""
     file = Path(path)
     if skip < 0 or (limit is not None and limit < 1):
         raise UserError(f"skip={skip} limit={limit}: use 0 or more, and at least 1 or null")
@@ -97,7 +97,7 @@ def tokenize(
     chat: bool | None = None,
     seed: int = 0,
 ) -> list[Request]:
-    """Requests numbered from 0, with seeds from `seed` on.
+    """Return requests numbered from 0, with seeds from `seed` on.
 
     `chat` is whether prompts go through the tokenizer's chat template; None: where it has one.
     """
@@ -109,7 +109,7 @@ def tokenize(
 
 
 def uses_template(tokenizer: PreTrainedTokenizerBase, chat: bool | None) -> bool:
-    """Whether prompts go through the chat template, where `chat` was asked for."""
+    """Return whether prompts go through the chat template; `chat` None: where there is one."""
     if chat and tokenizer.chat_template is None:
         raise UserError("chat=true, but the tokenizer has no chat template: use chat=null")
     return tokenizer.chat_template is not None if chat is None else chat

@@ -66,7 +66,7 @@ class Recorder(Hooks):
         installed.enter_context(hook_routers(self._stacks, self._router_hook))
 
     def take(self, tokens: int) -> Capture:
-        """The routing of the forward just run over `tokens` = N tokens; waits for the copies.
+        """Return the routing of the forward just run over `tokens` = N tokens; wait for its copies.
 
         Refuses a forward in which the hook of any layer did not fire exactly once.
         """
@@ -143,7 +143,7 @@ class Recorder(Hooks):
         return hook
 
     def _put_scores(self, router: nn.Module, row: int, logits: Tensor) -> None:
-        """The m best of logits [N, E], by the score that selects."""
+        """Keep the m best scores of logits [N, E], by the score that selects."""
         values, biased = router_scores(self.family.scoring, router, logits)
         best, ids = (values if biased is None else biased).topk(self.score_width, dim=-1)
         self._staging.put("score_ids", row, ids)
@@ -176,7 +176,7 @@ class Recorder(Hooks):
         )
 
     def _verify_weights(self, capture: Capture) -> None:
-        """The configuration promised a sum; the first forward must keep it."""
+        """Raise UserError where weights do not add up to what the configuration promises."""
         expected = self.family.expected_sum
         if expected is None:
             return

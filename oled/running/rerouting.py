@@ -53,12 +53,12 @@ class Rerouting(Alteration):
 
     @property
     def change(self) -> RouteChange:
-        """What the rule has changed so far, against what the same routers would have done."""
+        """Return what the rule has changed so far, compared with the same routers without it."""
         return self._rerouter.change
 
     @property
     def begins_with_masks(self) -> bool:
-        """Whether a block's first forward makes the pool of its later ones."""
+        """Return whether a block's first forward makes the pool of its later ones."""
         return self._rerouter.rule.keeps_pool
 
     def _install(self, installed: ExitStack) -> None:
@@ -101,7 +101,7 @@ class Rerouting(Alteration):
     def _route(
         self, row: int, ids: Tensor, weights: Tensor, values: Tensor, biased: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Ids and weights [N, k] under the rule, as tensors of the router's kinds."""
+        """Return ids and weights [N, k] under the rule, as tensors of the router's kinds."""
         old_ids, old_weights = ids.cpu().numpy().astype(np.int64), weights.float().cpu().numpy()
         scores = values.cpu().numpy()
         chosen_by = scores if biased is None else biased.cpu().numpy()

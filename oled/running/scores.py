@@ -1,4 +1,4 @@
-"""From what a router returns to the scores of the experts, before and after its bias."""
+"""Scores of the experts, before and after a router's bias, from the router's output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SELECTION_BIAS = ("e_score_correction_bias", "expert_bias")
 def router_scores(
     scoring: Scoring | None, router: nn.Module, logits: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """The score [N, E] of every expert, and what the router chooses by where that is biased."""
+    """Return every expert's score [N, E], and the biased score where the router chooses by one."""
     match scoring:
         case Scoring.SIGMOID:
             values = logits.float().sigmoid()

@@ -36,13 +36,13 @@ class TeacherForcing:
     log_probabilities: list[Tensor] = field(default_factory=list)
 
     def resolve(self, *_: Any) -> Self:
-        """Nothing was left open."""
+        """Return itself: nothing was left open."""
         return self
 
     def decode(
         self, model: PreTrainedModel, requests: Sequence[Request], announce: Announce = unheard
     ) -> Iterator[Pass]:
-        """One request; yields after every run of the model."""
+        """Decode one request; yield after every run of the model."""
         (request,) = requests
         passes = self.passes[request.index]
         batch = CachedBatch(model, [0], self.block_length)
@@ -58,7 +58,7 @@ class TeacherForcing:
         self.log_probabilities.append(torch.cat(said))
 
     def _run(self, batch: CachedBatch, done: Pass) -> Tensor | None:
-        """Logits [n, V] of the pass, of an autoregressive one [1, V]; None without the head."""
+        """Return logits [n, V] of the pass ([1, V] if autoregressive); None without the head."""
         tokens = done.shares[0].token_ids[None]
         if self.block_length == 1:
             return batch.run_last(tokens)
@@ -69,7 +69,7 @@ class TeacherForcing:
 
 
 def open_positions(passes: Sequence[Pass], prompt_length: int) -> list[tuple[Ints, Ints]]:
-    """Of each pass of one request: rows of its logits, and the positions whose tokens they decide.
+    """Return for each pass of a request the rows of its logits and the positions that they decide.
 
     Masked ones of a block, the next one of an autoregressive pass; none behind the output's end.
     """
@@ -88,7 +88,7 @@ def open_positions(passes: Sequence[Pass], prompt_length: int) -> list[tuple[Int
 
 
 def output_tokens(passes: Sequence[Pass]) -> list[int]:
-    """What one prompt's passes delivered, in order, up to and including the end token."""
+    """Return the tokens that one prompt's passes delivered, up to and including the end token."""
     written = tokens_written(passes)
     delivered = sum(done.shares[0].produced for done in passes)
     if passes[0].phase is Phase.PREFILL and passes[0].shares[0].written:
@@ -97,7 +97,7 @@ def output_tokens(passes: Sequence[Pass]) -> list[int]:
 
 
 def tokens_written(passes: Sequence[Pass]) -> dict[int, int]:
-    """What stands at each position that one prompt's passes wrote."""
+    """Return the token at each position that one prompt's passes wrote."""
     written: dict[int, int] = {}
     for done in passes:
         written |= dict(done.shares[0].written)

@@ -1,4 +1,4 @@
-"""How many threads a model computes with."""
+"""The number of threads that a model computes with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL_MODEL = 50_000_000  # parameters
 
 @contextmanager
 def threads_for(model: PreTrainedModel) -> Iterator[None]:
-    """One thread for a small model: more only wait for each other.
+    """Compute a small model with one thread inside the context: more only wait for each other.
 
     On two cores that others use, too, the bundled model took ten times longer with two threads.
     """

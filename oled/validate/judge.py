@@ -1,4 +1,4 @@
-"""What is compared, and what passes. The definitions are the same code for both sides."""
+"""The definitions and gates of a validation. The same code computes them for both sides."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Pair:
 
     @property
     def calm(self) -> NDArray[np.bool_]:
-        """[K, F] forwards that were undisturbed."""
+        """Return which forwards [K, F] were undisturbed."""
         return calm(self.live_ns, self.late_ns)
 
     def median(self, values: Ints) -> NDArray[np.float64]:
-        """Median over undisturbed repeats: [K, F, ...] -> [F, ...]; NaN where none is."""
+        """Return the median of undisturbed repeats: [K, F, ...] -> [F, ...]; NaN without any."""
         found = np.full(values.shape[1:], np.nan)
         for forward in np.flatnonzero(self.calm.any(axis=0)):
             found[forward] = np.median(values[self.calm[:, forward], forward], axis=0)
@@ -76,17 +76,17 @@ class Pair:
 
 
 def calm(live_ns: Ints, late_ns: Ints) -> NDArray[np.bool_]:
-    """Which forwards were undisturbed, by the times and the worst latenesses of forwards."""
+    """Return which forwards were undisturbed, by their times and worst latenesses."""
     return np.asarray(late_ns <= np.minimum(DISTURBED_NS, DISTURBED_SHARE * live_ns))
 
 
 def is_busy(live_ns: Ints, late_ns: Ints) -> bool:
-    """Whether the machine disturbed too many forwards of a configuration; both i64[K, F]."""
+    """Return whether the machine disturbed too many forwards of a configuration; both i64[K, F]."""
     return float(calm(live_ns, late_ns).any(axis=0).mean()) < LEAST_UNDISTURBED
 
 
 def tpot(forward_ns: NDArray[np.float64], steps: Steps, kept: NDArray[np.bool_]) -> float:
-    """Nanoseconds a token over the decoding forwards among `kept`; NaN where none are."""
+    """Return nanoseconds a token over the decoding forwards among `kept`; NaN where none are."""
     counted: NDArray[np.bool_] = kept & is_decoding(steps)
     tokens = float(steps.produced[is_decoding(steps)].sum())
     share = counted.sum() / max(1, is_decoding(steps).sum())
@@ -96,7 +96,7 @@ def tpot(forward_ns: NDArray[np.float64], steps: Steps, kept: NDArray[np.bool_])
 
 
 def row(pair: Pair, steps: Steps) -> dict[str, Any]:
-    """The figures of one configuration."""
+    """Return the figures of one configuration."""
     kept = np.asarray(pair.calm.any(axis=0))
     live, simulated = pair.median(pair.live_ns), pair.simulated_ns.astype(np.float64)
     errors = live[kept] / simulated[kept] - 1
@@ -144,7 +144,7 @@ def _prefill_error(
 
 
 def judge(rows: Sequence[dict[str, Any]], *, gated: bool = True) -> dict[str, Any]:
-    """The figures of all configurations, and the verdict with its reasons.
+    """Return the figures of all configurations, and the verdict with its reasons.
 
     Not `gated` (lanes that keep no time): decisions and outputs alone decide.
     """
@@ -179,7 +179,7 @@ def judge(rows: Sequence[dict[str, Any]], *, gated: bool = True) -> dict[str, An
 
 
 def _beyond_gates(r: dict[str, Any]) -> list[str]:
-    """What is wrong with the clock of one configuration."""
+    """Return what is wrong with the clock of one configuration."""
     racing = r["decided_alike"] < 1.0
     forward_gate = RACING_FORWARD_GATE if racing else FORWARD_GATE
     lane_gate = RACING_LANE_GATE if racing else LANE_GATE
@@ -197,7 +197,7 @@ def _beyond_gates(r: dict[str, Any]) -> list[str]:
 
 
 def ranking(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float]:
-    """Spearman's correlation of live and simulated TPOT, and the worst swap."""
+    """Return Spearman's correlation of live and simulated TPOT, and the worst swap."""
     known = [r for r in rows if r["tpot_error"] is not None]
     live = np.array([r["live_tpot_ns"] for r in known])
     simulated = np.array([r["simulated_tpot_ns"] for r in known])
@@ -211,7 +211,7 @@ def ranking(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float]:
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 0; equal values share the mean of theirs."""
+    """Return ranks from 0; equal values share the mean of theirs."""
     below = (values[None, :] < values[:, None]).sum(axis=1)
     equal = (values[None, :] == values[:, None]).sum(axis=1)
     return np.asarray(below + (equal - 1) / 2)
@@ -222,7 +222,7 @@ def _percentile(values: NDArray[np.float64], q: float) -> float | None:
 
 
 def _ratio(live: float, simulated: float) -> float | None:
-    """None where neither side has anything, 1 where only the live side has."""
+    """Return live / simulated - 1: None where both are 0, 1 where only the simulated side is 0."""
     if simulated == 0:
         return None if live == 0 else 1.0
     return float(live / simulated - 1)

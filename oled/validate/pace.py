@@ -27,7 +27,7 @@ class Pace:
             raise UserError(f"pace.dilation is {self.dilation}; it must be above 0")
 
     def of(self, costs: CostTables) -> CostTables:
-        """The same machine in slow motion."""
+        """Return the costs of the same machine in slow motion."""
 
         def slow(times: NDArray[np.int64]) -> NDArray[np.int64]:
             return np.ascontiguousarray(np.rint(times * self.dilation).astype(np.int64))

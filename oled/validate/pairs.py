@@ -46,7 +46,7 @@ _LANE_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which configurations, on how much of the trace, and how often."""
+    """The configurations to run, on how many forwards, and how often."""
 
     policies: tuple[str | Composition, ...]
     slots: tuple[int | float | str, ...]
@@ -69,7 +69,7 @@ class Configuration:
         return parse_slots(settings.slots, settings.scope, steps.num_experts, costs.expert_bytes)
 
     def device_slots(self, costs: CostTables) -> int:
-        """Slots that it needs on the device."""
+        """Return how many slots it needs on the device."""
         budget = self.budget(costs)
         known = (
             self.routing.steps,
@@ -92,7 +92,7 @@ def run_pairs(
     kind: Kind[Any] = EMULATED,
     paced: bool,
 ) -> list[Pair]:
-    """Every configuration live, as often as it needs, and simulated once.
+    """Run every configuration live, as often as it needs, and simulate it once.
 
     `resident`: what all outputs are compared with.
     """
@@ -135,7 +135,7 @@ def run_pairs(
 def _deciding_as_measured(
     costs: CostTables, steps: Steps, runs: Sequence[LiveReplay]
 ) -> CostTables:
-    """Where no times are kept, the clock charges for a decision what the live runs took."""
+    """Return costs that charge for a decision what the live runs took, which keep no times."""
     forward_ns = float(np.median([run.decide_ns for run in runs]))
     return replace(costs, policy_ns=round(forward_ns * steps.num_forwards / steps.num_steps))
 
@@ -200,7 +200,7 @@ def _is_busy(runs: Sequence[LiveReplay]) -> bool:
 
 
 def work_ns(entries: NDArray[np.int64], forwards: int) -> NDArray[np.int64]:
-    """What each lane did for experts in each forward, i64[F, 4], from a simulated timeline."""
+    """Return each lane's work for experts in each forward, i64[F, 4], from a simulated timeline."""
     work = np.zeros((forwards, len(LANES)), np.int64)
     for kind, lane in _LANE_OF.items():
         mine = entries[entries[:, 0] == kind]

@@ -15,7 +15,7 @@ REPORT, WORDS = "report.json", "report.txt"
 
 
 def write(report: Mapping[str, Any], out: Path) -> list[Path]:
-    """OUT/report.json, the same in words, and the scatter."""
+    """Write OUT/report.json, the same in words, and the scatter."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / REPORT, report)
     (out / WORDS).write_text(f"{text(report)}\n", encoding="utf-8")
@@ -26,7 +26,7 @@ def write(report: Mapping[str, Any], out: Path) -> list[Path]:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """The report in words: definitions, two lines a configuration, the figures, the verdict."""
+    """Return the report in words: definitions, two lines a configuration, figures, verdict."""
     rows = report["configurations"]
     spearman = report["ranking_spearman"]
     decide_ns = max(row["decide_ns_per_forward"] for row in rows)
@@ -85,7 +85,7 @@ _HEAD = (
 
 
 def _lines(row: Mapping[str, Any]) -> tuple[str, str]:
-    """A configuration: live times and errors above, simulated times below."""
+    """Return two lines of a configuration: live times and errors, simulated times."""
 
     def times(side: str) -> str:
         keys = (f"{side}_tpot_ns", *(f"{side}_tpot_ns_{name}" for name in PERCENTILES))

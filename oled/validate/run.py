@@ -62,7 +62,7 @@ def validate(
     geometry: ModelGeometry | None = None,
     gated: bool = True,
 ) -> dict[str, Any]:
-    """The report (see DESIGN §8, `oled.validate.judge` and, of real devices, `devices`).
+    """Return the report (see DESIGN §8, `oled.validate.judge` and, of real devices, `devices`).
 
     Lanes that keep the times of `geometry`'s experts compute with the trace's own, a device with
     experts of that size. Not `gated`: decisions and outputs alone decide on the verdict.
@@ -115,7 +115,7 @@ def validate(
 def _configurations(
     trace: Trace, plain: PreparedTrace, plan: Plan, settings: Settings, calibration: str | None
 ) -> list[Configuration]:
-    """Every policy with every number of slots; what cannot run is refused."""
+    """Return every policy with every number of slots. Raises UserError for what cannot run."""
     found = []
     routings: dict[str | None, Routing] = {}
     for policy in plan.policies:
@@ -151,7 +151,7 @@ def _judged(
 def _resident(
     kind: Kind[Any], configurations: Sequence[Configuration], costs: CostTables, size: int
 ) -> Configuration:
-    """The run that all outputs are compared with: every expert has its slot, or as many as fit.
+    """Return the run to compare all outputs with: every expert (or as many as fit) has a slot.
 
     What does not fit is refused before anything is allocated. `size`: of an expert, bytes.
     """

@@ -1,4 +1,4 @@
-"""What a rule did to the routes of a trace, or of a running model."""
+"""The effect of a rule on the routes of a trace, or of a running model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oled.trace.schema import NO_EXPERT
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RouteChange:
-    """What a rule did to the block forwards of a trace. Sums over layer-steps and tokens."""
+    """The effect of a rule on the block forwards of a trace: sums over layer-steps and tokens."""
 
     rule: str
     kept_gate_mass: float | None  # share of the tokens' own gate weight that is still served
@@ -23,7 +23,7 @@ class RouteChange:
 
     @property
     def label(self) -> str:
-        """What must stand beside every result."""
+        """Return the label that must stand beside every result."""
         text = f"route-changing ({self.rule}): cost only; later hidden states would differ"
         if self.unfilled_share:
             text += f"; {self.unfilled_share:.1%} of slots unfilled: too few scores were recorded"
@@ -38,7 +38,7 @@ class RouteChange:
         )
 
     def metrics(self) -> dict[str, float | None]:
-        """Flat figures beside the simulator's."""
+        """Return flat figures beside the simulator's."""
         return {
             "kept_gate_mass": self.kept_gate_mass,
             "rerouted_active_ratio": self.active_ratio,
@@ -47,7 +47,7 @@ class RouteChange:
 
 
 def rule_text(rule: dict[str, Any]) -> str:
-    """`DesVote(share=0.15)` from what `Reroute.describe` says."""
+    """Return `DesVote(share=0.15)` for what `Reroute.describe` returns."""
     fields = ", ".join(f"{key}={value}" for key, value in rule.items() if key != "rule")
     return f"{rule['rule']}({fields})"
 

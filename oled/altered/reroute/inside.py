@@ -24,7 +24,7 @@ from oled.types import Doubles
 def route_inside(
     routed: Routed, pool: NDArray[np.bool_], *, renormalise: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """New ids and weights [T, k]; unused slots have NO_EXPERT and weight 0.
+    """Return new ids and weights [T, k]; unused slots have NO_EXPERT and weight 0.
 
     pool: [E]. renormalise: whether a token's weights add up to a constant in this model. A token
     all of whose experts are in the pool keeps ids and weights to the bit.
@@ -56,7 +56,7 @@ def route_inside(
 def _replacements(
     routed: Routed, pool: NDArray[np.bool_], kept: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], Doubles]:
-    """For each token the k best other experts of the pool, and their weights, UNKNOWN if none."""
+    """Return each token's k best other experts of the pool and their weights, UNKNOWN if none."""
     row = np.arange(len(routed.ids))[:, None]
     candidates = np.where(pool, routed.chosen_by, UNKNOWN)
     token, slot = np.nonzero(kept)
@@ -71,7 +71,7 @@ def _replacements(
 
 
 def _ratio(over: NDArray[Any], under: NDArray[Any]) -> Doubles:
-    """Sum over sum of each row, 1 where there is nothing to divide by: [T, 1]."""
+    """Return sum over sum of each row [T, 1], 1 where there is nothing to divide by."""
     above, below = (x.sum(axis=1, keepdims=True, dtype=np.float64) for x in (over, under))
     ratio: Doubles = np.divide(above, below, out=np.ones_like(below), where=below > 0)
     return ratio

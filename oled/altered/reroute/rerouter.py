@@ -31,14 +31,14 @@ class Rerouter:
     def route(
         self, block: Block, layer: int, routed: Routed
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """New ids and weights [T, k] of a layer in one forward of a block."""
+        """Return new ids and weights [T, k] of a layer in one forward of a block."""
         pool = self.pool(block, layer, routed)
         ids, weights = route_inside(routed, pool, renormalise=self._renormalise)
         self._sums.add(routed, ids)
         return ids, weights
 
     def pool(self, block: Block, layer: int, routed: Routed) -> NDArray[np.bool_]:
-        """The pool [E] of a layer in this forward."""
+        """Return the pool [E] of a layer in this forward."""
         if not self.rule.keeps_pool:
             return self.rule.pool(routed)
         request, number = block
@@ -50,5 +50,5 @@ class Rerouter:
 
     @property
     def change(self) -> RouteChange:
-        """What was changed so far."""
+        """Return the changes so far."""
         return self._sums.change(rule_text(self.rule.describe()))

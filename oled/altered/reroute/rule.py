@@ -1,4 +1,4 @@
-"""What a rule sees, and what it must say.
+"""The interface of a rule: its input, and the pool that it returns.
 
 Letters: T tokens of a block in one forward, k experts a token, E routed experts of the layer.
 """
@@ -27,21 +27,21 @@ class Routed:
 
     @property
     def num_experts(self) -> int:
-        """E."""
+        """Return E."""
         return int(self.scores.shape[1])
 
     @property
     def top_k(self) -> int:
-        """k."""
+        """Return k."""
         return int(self.ids.shape[1])
 
     @property
     def real(self) -> NDArray[np.bool_]:
-        """Slots that name an expert with weights, [T, k]."""
+        """Return which slots [T, k] name an expert with weights."""
         return self.ids < self.num_experts
 
     def votes(self, slots: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-        """Weight of each expert, added up over the tokens' chosen slots (all by default): [E]."""
+        """Return each expert's weight [E], added up over the chosen slots (all by default)."""
         counted = self.real if slots is None else self.real & slots
         found = np.bincount(self.ids[counted], self.weights[counted], self.num_experts)
         return found.astype(np.float64)
@@ -55,27 +55,27 @@ class Reroute(abc.ABC):
 
     @property
     def keeps_pool(self) -> bool:
-        """Whether the pool of a block's first forward serves all its forwards."""
+        """Return whether the pool of a block's first forward serves all its forwards."""
         return False
 
     @abc.abstractmethod
     def pool(self, routed: Routed) -> NDArray[np.bool_]:
-        """The experts that the block's tokens may use, [E]; k of them at least."""
+        """Return the experts [E] that the block's tokens may use, at least k of them."""
 
     def describe(self) -> dict[str, Any]:
-        """Name and hyper-parameters, for manifests and labels."""
+        """Return name and hyper-parameters, for manifests and labels."""
         return {"rule": type(self).__name__, **dataclasses.asdict(self)}
 
 
 def best(votes: NDArray[Any], count: int) -> NDArray[np.bool_]:
-    """The `count` experts with most votes, the lower id first among equals; a mask like `votes`."""
+    """Return a mask of the `count` experts with most votes, the lower id first among equals."""
     mask = np.zeros(votes.size, dtype=bool)
     mask[np.argsort(-votes, kind="stable")[:count]] = True
     return mask
 
 
 def pool_size(share: float, routed: Routed) -> int:
-    """A share of the layer's experts, in whole ones, k at least."""
+    """Return a share of the layer's experts as a number, at least k."""
     return max(routed.top_k, round(share * routed.num_experts))
 
 

@@ -27,13 +27,13 @@ RULE = "reroute"
 
 
 def recorded_rule(trace: Trace) -> str | None:
-    """The rule that the recorded model ran under, in words; None where routes are its own."""
+    """Return in words the rule that the recorded model ran under; None where routes are its own."""
     rule = trace.manifest.provenance.get(RULE)
     return None if rule is None else rule_text(rule)
 
 
 def reroute_trace(trace: Trace, rule: Reroute) -> tuple[Trace, RouteChange]:
-    """The trace with the block forwards routed again, and what that changed.
+    """Return the trace with the block forwards routed again, and what that changed.
 
     Raises UserError where there are no scores, or where routes were changed while recording.
     """
@@ -59,7 +59,7 @@ def reroute_trace(trace: Trace, rule: Reroute) -> tuple[Trace, RouteChange]:
 def _reroute_rows(
     trace: Trace, table: ScoreTable, rerouter: Rerouter
 ) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
-    """New ids and weights of all routing rows, [R, k]."""
+    """Return new ids and weights [R, k] of all routing rows."""
     forwards, routing, geometry = trace.forwards, trace.routing, trace.geometry
     order = np.argsort(forwards.request, kind="stable")
     begin, end, step_forward, step_layer, _ = rows_of_steps(trace, order)
@@ -85,7 +85,7 @@ def _reroute_rows(
 
 
 def _score_rows(trace: Trace, table: ScoreTable) -> NDArray[np.int64]:
-    """The row of scores of each routing row, [R]."""
+    """Return the row of scores of each routing row, [R]."""
 
     def key(rows: RoutingTable | ScoreTable) -> NDArray[np.int64]:
         place = dense_layers(trace, rows.layer)
@@ -109,7 +109,7 @@ def _routed(
     score_rows: NDArray[np.int64],
     experts: int,
 ) -> Routed:
-    """The rows of one layer-step with their scores spread over all E experts."""
+    """Return the rows of one layer-step with their scores spread over all E experts."""
     kept = table.expert_ids[score_rows].astype(np.int64)  # [T, m]
     token, slot = np.nonzero(kept < experts)
     scores = np.full((len(rows), experts), UNKNOWN, dtype=np.float32)

@@ -26,7 +26,7 @@ class LLaDA2RMSNorm(nn.Module):
 
 
 def rotary_tables(config: LLaDA2MoeConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [b, 1, q, r] in fp32 for positions [b, q]; r = the rotated part of a head."""
+    """Return fp32 cosine and sine [b, 1, q, r] for positions [b, q]; r: rotated part of a head."""
     rope = config.rope_parameters or {}
     rotated = int(config.head_dim * rope["partial_rotary_factor"])
     exponents = torch.arange(0, rotated, 2, device=positions.device, dtype=torch.float32) / rotated
@@ -54,7 +54,7 @@ def eager_attention(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Plain attention: query [b, n, q, d], key and value [b, g, s, d] -> [b, q, n, d], weights."""
+    """Attend: query [b, n, q, d], key and value [b, g, s, d] -> [b, q, n, d], weights."""
     repeats = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
     scores = query @ key.transpose(-1, -2) * scaling
@@ -91,7 +91,7 @@ class LLaDA2Attention(nn.Module):
         cache: Cache | None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """hidden [b, q, h] -> [b, q, h] and the attention weights where the kernel returns them."""
+        """Map hidden [b, q, h] -> [b, q, h] and attention weights if the kernel returns them."""
         n, g = self.config.num_attention_heads, self.config.num_key_value_heads
         fused = self.query_key_value(hidden).unflatten(-1, (n + 2 * g, -1)).transpose(1, 2)
         query, key, value = fused.split((n, g, g), dim=1)

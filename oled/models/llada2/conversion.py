@@ -1,4 +1,4 @@
-"""Between the published checkpoints (one matrix an expert) and our stacked 3-D experts.
+"""The mapping of published checkpoints (one matrix an expert) to our stacked 3-D experts.
 
 Every other key is the same in both. transformers applies the list on loading and runs it backwards
 on saving, so what we write is again in the published layout.
@@ -13,7 +13,7 @@ from .configuration_llada2 import LLaDA2MoeConfig
 
 
 def checkpoint_conversions() -> list[WeightConverter]:
-    """Expert M's gate over its up projection is `gate_up_proj[M]`; `down_proj[M]` is alone."""
+    """Return the mapping: expert M's gate over its up projection is `gate_up_proj[M]`."""
     return [
         WeightConverter(
             source_patterns=["mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"],

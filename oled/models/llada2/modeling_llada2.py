@@ -55,7 +55,7 @@ class LLaDA2TopKRouter(nn.Module):
         self.expert_bias = nn.Buffer(torch.zeros(config.num_experts, dtype=torch.float32))
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden [T, h] -> logits [T, E], applied weights [T, k], expert ids [T, k]."""
+        """Map hidden [T, h] -> logits [T, E], applied weights [T, k], expert ids [T, k]."""
         logits = F.linear(hidden.float(), self.weight.float())
         scores = logits.sigmoid()
         ids = self.select(scores + self.expert_bias)
@@ -65,7 +65,7 @@ class LLaDA2TopKRouter(nn.Module):
         return logits, weights * self.config.routed_scaling_factor, ids
 
     def select(self, biased: Tensor) -> Tensor:
-        """Ids [T, k] of the best biased scores [T, E] within the best groups, best first."""
+        """Return ids [T, k] of the best biased scores [T, E] within the best groups, best first."""
         groups = biased.view(len(biased), self.config.n_group, -1)
         if self.config.topk_group < self.config.n_group:
             best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)
@@ -94,7 +94,7 @@ class LLaDA2Experts(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states [T, h], ids and weights [T, k] -> [T, h], one expert after the other."""
+        """Map hidden_states [T, h], ids and weights [T, k] -> [T, h], expert by expert."""
         output = torch.zeros_like(hidden_states)
         for expert in torch.unique(top_k_index).tolist():
             token, slot = torch.where(top_k_index == expert)
@@ -144,7 +144,7 @@ class LLaDA2DecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
 
 
 class LLaDA2MoePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """What transformers has to know about the family."""
+    """Facts about the family for transformers."""
 
     config: LLaDA2MoeConfig  # a real class, not a string: transformers reads this annotation
     base_model_prefix = "model"
@@ -199,7 +199,7 @@ class LLaDA2MoeModel(LLaDA2MoePreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> MoeModelOutputWithPast:
-        """input_ids [b, q] -> last hidden state [b, q, h]; see `LLaDA2MoeModelLM.forward`."""
+        """Map input_ids [b, q] -> last hidden state [b, q, h]; see `LLaDA2MoeModelLM.forward`."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         hidden = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
@@ -247,7 +247,7 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> MoeCausalLMOutputWithPast:
-        """One pass over q positions.
+        """Run one pass over q positions.
 
         input_ids: [b, q]. attention_mask: see `additive_mask`; None lets every position see every
         other. position_ids: [b or 1, q], by default counted on from the cache. cache: receives

@@ -14,7 +14,7 @@ from oled.types import Ints
 
 
 def activate(step: LayerStep, layout: Layout, prices: Prices) -> Ints:
-    """Tokens that each rank serves of each expert, i64[R, E].
+    """Return how many tokens each rank serves of each expert, i64[R, E].
 
     From all at the first copies on; each change lowers the busiest rank's time.
     """
@@ -51,7 +51,7 @@ def activate(step: LayerStep, layout: Layout, prices: Prices) -> Ints:
 def _choices(
     amount: Ints, holds: NDArray[np.bool_], movable: NDArray[np.bool_], busiest: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(expert, rank, tokens): all or half of an expert's tokens to another rank that holds it."""
+    """Yield (expert, rank, tokens): all or half of an expert's tokens to another of its ranks."""
     for expert in np.flatnonzero(movable & (amount[busiest] > 0)).tolist():
         tokens = int(amount[busiest, expert])
         for rank in np.flatnonzero(holds[:, expert]).tolist():
@@ -62,7 +62,7 @@ def _choices(
 
 
 def spread(step: LayerStep, first: Ints, amount: Ints) -> Ints:
-    """The rank that serves each (token, slot) [T, k], from the first copies' ranks `first` [T, k].
+    """Return the rank that serves each (token, slot) [T, k]; `first` [T, k]: the first copies'.
 
     Where tokens of an expert were moved, those that live on a rank that serves some go first.
     """

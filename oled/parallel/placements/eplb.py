@@ -26,7 +26,7 @@ from oled.types import Doubles, Ints
 
 
 def replicate(load: Doubles, slots: int, most: int) -> Ints:
-    """Copies of each expert i64[E], `slots` in all, that make the most tokens of a copy least.
+    """Return copies of each expert i64[E], `slots` in all, that make the most tokens a copy least.
 
     At least one and at most `most` of each.
     """
@@ -37,7 +37,7 @@ def replicate(load: Doubles, slots: int, most: int) -> Ints:
 
 
 def pack(load: Doubles, item: Ints, packs: int) -> Ints:
-    """The pack of each of n objects i64[n], heaviest first to the lightest pack with room.
+    """Return the pack of each of n objects i64[n], heaviest first to the lightest pack with room.
 
     `load` f64[n] of the objects, `item` i64[n] what they are copies of. A pack holds n / packs of
     them, rounded up, and two of the same item only where no other pack has room.
@@ -74,7 +74,7 @@ class Eplb(Placement):
         return Layout(holds, primary)
 
     def _place(self, load: Doubles, slots: int, prices: Prices) -> NDArray[np.bool_]:
-        """Who holds what bool[R, E] of a layer whose ranks have `slots` each."""
+        """Return which rank holds which expert bool[R, E] of a layer with `slots` a rank."""
         topology = prices.topology
         ranks, per_node = topology.ranks, topology.gpus_per_node
         nodes = ranks // per_node if self.by_node else 1
@@ -90,7 +90,7 @@ class Eplb(Placement):
         return holds
 
     def deal(self, step: LayerStep, layout: Layout, prices: Prices) -> Ints:
-        """Tokens of an expert go to its copies in turn."""
+        """Deal the tokens of an expert to its copies in turn."""
         served = Placement.deal(self, step, layout, prices)
         holds = layout.holds[step.layer]
         copies = holds.sum(axis=0)

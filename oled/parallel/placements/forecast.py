@@ -47,7 +47,7 @@ class Forecast:
 
     @classmethod
     def of(cls, layer: int, past: Past, layout: Layout, prices: Prices, spare: int) -> Self:
-        """From the steps in `past`, at least one."""
+        """Build the forecast from the steps in `past`, at least one."""
         experts, ranks = int(prices.num_experts[layer]), prices.topology.ranks
         counts = past.counts[: past.steps[layer], layer, :experts]
         active, mean = (counts > 0).sum() / len(counts), counts.sum() / len(counts)
@@ -63,8 +63,9 @@ class Forecast:
         )
 
     def improved(self, payback: int) -> Self | None:
-        """With the best change made; None where none saves the time of its copies in `payback`
-        steps like these.
+        """Return the forecast after the best change.
+
+        None where no change saves the time of its copies in `payback` steps like these.
         """
         load = self.load()
         busiest = _busiest(load)
@@ -79,8 +80,7 @@ class Forecast:
         return best
 
     def load(self) -> Doubles:
-        """Predicted compute of each rank in each step, f64[W, R]: standby copies used one by
-        one."""
+        """Return each rank's predicted compute in each step, f64[W, R]; standby copies join in."""
         ranks = len(self.holds)
         first = (self.primary[:, None] == np.arange(ranks)).astype(np.float64)
         load: Doubles = self.weight @ first
@@ -98,7 +98,7 @@ class Forecast:
         return standby
 
     def _exchange_ns(self) -> float:
-        """Tokens there and back in all steps; those of an expert are spread over its copies."""
+        """Return the time of tokens there and back in all steps, spread over an expert's copies."""
         share = self.holds / self.holds.sum(axis=0)
         sent = self.prices.token_bytes * (self.pairs @ share.T)
         busy = sent * self.prices.topology.ns_per_byte
@@ -106,14 +106,14 @@ class Forecast:
         return float(2 * slowest * len(self.weight))
 
     def _copy_ns(self, change: Change, busiest: int) -> float:
-        """Both ways of a swap at once; a copy comes from the busiest rank."""
+        """Return the copy time of a change, ns; a swap goes both ways at once."""
         link = self.prices.topology.ns_per_byte
         there = link[busiest, change.rank]
         back = link[change.rank, busiest] if change.swap else 0.0
         return float(self.expert_bytes * max(there, back))
 
     def _promising(self, load: Doubles, busiest: int) -> list[Change]:
-        """The best copy to each rank, and the best swap with the rank that has least to do."""
+        """Return the best copy to each rank, and the best swap with the idlest rank."""
         mine = np.flatnonzero(self.primary == busiest)
         if mine.size == 0:
             return []
@@ -140,7 +140,7 @@ class Forecast:
         return found
 
     def _peaks(self, load: Doubles, one: int, other: int, more: Doubles, less: Doubles) -> Doubles:
-        """The busiest rank's time [W, ...] with `more` [W, ...] on rank `one`, `less` on
+        """Return the busiest rank's time [W, ...] with `more` [W, ...] on rank `one`, `less` on
         `other`."""
         rest = np.delete(load, [one, other], axis=1).max(axis=1, initial=0.0)
         rest, first, second = (
@@ -150,7 +150,7 @@ class Forecast:
         return peak
 
     def _least_useful(self, standby: Bools) -> int:
-        """Of a rank's standby copies the one with least work in all steps."""
+        """Return the rank's standby copy with least work in all steps."""
         mine = np.flatnonzero(standby)
         return int(mine[np.argmin(self.weight[:, mine].sum(axis=0))])
 
@@ -167,6 +167,6 @@ class Forecast:
 
 
 def _busiest(load: Doubles) -> int:
-    """The rank that the steps wait for longest: the most time as the busiest one."""
+    """Return the rank that the steps wait for longest: with most time as the busiest one."""
     peak = load.max(axis=1, keepdims=True)
     return int(np.argmax(np.where(load == peak, load, 0.0).sum(axis=0)))

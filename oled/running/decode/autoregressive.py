@@ -25,7 +25,7 @@ from oled.trace.schema import ConfidenceKind, Phase
 
 @dataclass(frozen=True, slots=True)
 class Autoregressive:
-    """How to decode.
+    """Settings and factory of the greedy decoding loop.
 
     The confidence of a pass's last token is the probability of the token that the model chooses
     after it, whoever writes that one. The prefill chooses the first token, which is accepted there
@@ -42,7 +42,7 @@ class Autoregressive:
         require(self.max_new_tokens >= 0, "max_new_tokens", self.max_new_tokens, "0 or more")
 
     def resolve(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Fill in the end tokens if they were left open."""
+        """Return the settings with the end tokens filled in."""
         refuse_canvas(model)
         if not model.can_generate():
             raise UserError(
@@ -57,7 +57,7 @@ class Autoregressive:
         requests: Sequence[Request],
         announce: Announce = unheard,
     ) -> Iterator[Pass]:
-        """Decode a batch with resolved settings; yields after every run of the model."""
+        """Decode a batch with resolved settings; yield after every run of the model."""
         if self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
         rows = [self._row(request, self.eos_ids) for request in requests]

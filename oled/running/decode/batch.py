@@ -61,7 +61,7 @@ Announce = Callable[[Pass], None]
 
 
 def unheard(_: Pass) -> None:
-    """Nobody wants to know."""
+    """Ignore a coming pass."""
 
 
 class Row:
@@ -88,20 +88,20 @@ class Row:
 
     @property
     def finished(self) -> bool:
-        """All output is there, up to and including the end token or the limit."""
+        """Return whether all output is there, up to and including the end token or the limit."""
         return self.delivered == self.end
 
     def write(self, positions: Ints, choice: Ints) -> None:
-        """Open these positions."""
+        """Write tokens at these positions, which are masked no longer."""
         self.tokens[positions] = choice if self.script is None else self.script[positions]
         self.open[positions] = True
 
     def written(self, positions: Ints) -> tuple[tuple[int, int], ...]:
-        """Positions with the tokens that now stand there."""
+        """Return the positions with the tokens that now stand there."""
         return tuple((int(position), int(self.tokens[position])) for position in positions)
 
     def deliver(self, eos_ids: Sequence[int]) -> int:
-        """How many tokens became final, in order, since the last call.
+        """Return how many tokens became final, in order, since the last call.
 
         Added up over a request this is the number of tokens up to and including the end token.
         """
@@ -113,7 +113,7 @@ class Row:
         return self.delivered - before
 
     def share(self, index: int, stop: int, columns: int) -> Share:
-        """Positions from the cached ones to `stop`, as row number `index` in a pass."""
+        """Return the share of the uncached positions up to `stop`, as row `index` of a pass."""
         here = slice(self.cached, stop)
         positions = np.arange(here.start, stop)
         state = np.where(self.open[here], TokenState.DECODED, TokenState.MASKED)
@@ -131,7 +131,7 @@ class Row:
 
 
 def columns_of(rows: Iterable[Row], stops: Sequence[int]) -> Ints:
-    """The tokens [B, n] from the cached ones to `stops`, padded on the left with token 0."""
+    """Return the tokens [B, n] from the cached ones to `stops`, padded on the left with token 0."""
     pieces = [row.tokens[row.cached : stop] for row, stop in zip(rows, stops, strict=True)]
     columns = np.zeros((len(pieces), max(len(piece) for piece in pieces)), dtype=np.int64)
     for line, piece in zip(columns, pieces, strict=True):

@@ -19,7 +19,7 @@ from oled.types import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class BlockDiffusion:
-    """How to decode; L = `block_length`.
+    """Settings and factory of the block-diffusion loop; L = `block_length`.
 
     Blocks are aligned to absolute positions, so a prompt's tail shares the first generated block.
     Whole prompt blocks are prefilled in one pass; a block is denoised until nothing is masked, then
@@ -50,7 +50,7 @@ class BlockDiffusion:
         require(count is None or count >= 1, "tokens_per_forward", count, "at least 1, or null")
 
     def resolve(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Fill in what was left open."""
+        """Return the settings with everything that was left open filled in."""
         refuse_canvas(model)
         facts, kind = model.config.to_dict(), model.config.model_type
         known = (self.mask_id, facts.get("mask_token_id"), tokenizer.mask_token_id)
@@ -76,11 +76,11 @@ class BlockDiffusion:
         requests: Sequence[Request],
         announce: Announce = unheard,
     ) -> Iterator[Pass]:
-        """Decode a batch with resolved settings; yields after every run of the model."""
+        """Decode a batch with resolved settings; yield after every run of the model."""
         return BlockLoop(self, *self.resolved(), model, requests, announce).passes()
 
     def resolved(self) -> tuple[int, BlockIds]:
-        """Block length and marks; ValueError where `resolve` has not filled them in."""
+        """Return block length and token ids. Raises ValueError before `resolve`."""
         if self.block_length is None or self.mask_id is None or self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
         return self.block_length, BlockIds(self.mask_id, self.eos_ids)
@@ -132,7 +132,7 @@ class BlockLoop:
         return Row(request, new_tokens, blocks * self.length, script, self.ids.mask)
 
     def _prefilled(self, row: Row) -> int:
-        """How much of a prompt is prefilled: its whole blocks, or all where nothing follows."""
+        """Return how much of a prompt to prefill: whole blocks, or all where nothing follows."""
         whole = row.prompt_length // self.length * self.length
         return row.prompt_length if row.finished else whole
 
@@ -172,7 +172,7 @@ class BlockLoop:
         return Pass(Phase.COMMIT, choice.size, tuple(shares))
 
     def _run(self, phase: Phase, coming: Iterable[Share], *, keep: bool) -> tuple[Floats, Ints]:
-        """Confidence and choice [B, L] at every position, decoded ones included."""
+        """Run the model; return confidence and choice [B, L] at every position, decoded or not."""
         tokens = columns_of(self.rows, [row.cached + self.length for row in self.rows])
         self.announce(Pass(phase, tokens.size, tuple(coming)))
         return choose(self.batch.run(tokens, keep=keep), self.ids.mask)
@@ -196,7 +196,7 @@ class BlockLoop:
         )
 
     def _accept(self, masked: Bools, confidence: Floats) -> Bools:
-        """Which masked positions [L] to open, the most confident first; at least one."""
+        """Return which masked positions [L] to open: the most confident ones, at least one."""
         count = self.settings.tokens_per_forward
         if count is None:
             count = max(1, int((masked & (confidence > self.settings.threshold)).sum()))

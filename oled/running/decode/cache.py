@@ -25,7 +25,7 @@ class CachedRows:
         self._pads = torch.tensor(pads, device=model.device)
 
     def keep_unfinished(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows that go on; the others leave the cache."""
+        """Drop finished rows from the cache; return the others."""
         left = [index for index, row in enumerate(rows) if not row.finished]
         if left and len(left) < len(rows):
             index = torch.tensor(left, device=self._pads.device)
@@ -34,7 +34,7 @@ class CachedRows:
         return [rows[index] for index in left]
 
     def own_positions(self, columns: int) -> Tensor:
-        """[B, cached + columns], counted from each row's first token; negative in pads."""
+        """Return positions [B, cached + columns] from each row's first token; pads are negative."""
         every = torch.arange(self.length + columns, device=self._pads.device)
         return every - self._pads[:, None]
 
@@ -55,7 +55,7 @@ class CachedBatch(CachedRows):
 
     @torch.inference_mode()
     def run(self, tokens: Ints, *, keep: bool) -> Tensor:
-        """Logits [B, n, V] of tokens [B, n] behind the cache, which keeps them or not."""
+        """Return logits [B, n, V] of tokens [B, n] behind the cache; `keep`: add them to it."""
         logits: Tensor = self.model(**self._inputs(tokens)).logits
         if keep:
             self.length += tokens.shape[1]
@@ -65,7 +65,7 @@ class CachedBatch(CachedRows):
 
     @torch.inference_mode()
     def run_states(self, states: Ints) -> Tensor:
-        """Logits [n, L, V] of n states [n, L] of one row's block, in one pass over one cache.
+        """Return logits [n, L, V] of n states [n, L] of one row's block, by one pass.
 
         A state sees the cache and itself; nothing is kept.
         """
@@ -90,7 +90,7 @@ class CachedBatch(CachedRows):
 
     @torch.inference_mode()
     def run_last(self, tokens: Ints) -> Tensor:
-        """Logits [B, V] of the last column; all columns go into the cache."""
+        """Return logits [B, V] of the last column; add all columns to the cache."""
         logits: Tensor = self.model(**self._inputs(tokens), logits_to_keep=1).logits
         self.length += tokens.shape[1]
         return logits[:, -1]
@@ -112,7 +112,7 @@ class CachedBatch(CachedRows):
         }
 
     def _mask(self, own: Tensor) -> Tensor:
-        """[B, stop] of 0 and 1 for block length 1, else additive [B, 1, n, stop]."""
+        """Return a mask: 0 and 1 [B, stop] for block length 1, else additive [B, 1, n, stop]."""
         if self._block_length == 1:
             return (own >= 0).long()
         block = own // self._block_length
@@ -141,7 +141,7 @@ class CachedCanvases(CachedRows):
 
     @torch.inference_mode()
     def denoise(self, canvases: Ints, conditioning: Tensor | None) -> Tensor:
-        """Logits [B, C, V] of canvases [B, C] behind the cache, which stays as it is.
+        """Return logits [B, C, V] of canvases [B, C] behind the cache, which stays as it is.
 
         `conditioning` [B, C, V] is what the pass before it said of the same canvases.
         """

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a token needs to be accepted, and a canvas to end."""
+    """The limits by which a token is accepted, and by which a canvas ends."""
 
     entropy_bound: float
     stability_threshold: int
@@ -22,7 +22,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """What one pass makes of a canvas."""
+    """The result of one pass over a canvas."""
 
     likeliest: Tensor  # [C] the text, if the canvas ends here
     accepted: Tensor  # [C] bool
@@ -45,14 +45,14 @@ class Canvases:
         self._fresh = torch.empty(0)
 
     def begin(self) -> Tensor:
-        """A new canvas: tokens [C] of noise."""
+        """Return a new canvas: tokens [C] of noise."""
         self._before = []
         self._fresh = torch.ones(self._shape, dtype=torch.bool, device=self._random.device)
         return self._noise()
 
     @torch.inference_mode()
     def step(self, scores: Tensor) -> Drawn:
-        """One pass over the canvas; float32 scores [C, V] are its logits, tempered."""
+        """Draw and accept tokens by one pass; float32 scores [C, V] are its tempered logits."""
         chances = scores.softmax(-1)
         drawn = torch.multinomial(chances, 1, generator=self._random)[:, 0]
         likeliest = scores.argmax(-1)

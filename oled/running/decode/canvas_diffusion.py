@@ -27,7 +27,7 @@ from oled.types import Floats
 
 @dataclass(frozen=True, slots=True)
 class CanvasDiffusion:
-    """How to decode; the defaults are the published ones.
+    """Settings and factory of the loop over canvases; the defaults are the published ones.
 
     A pass draws a token for every position of the canvas, at a temperature that falls from `t_max`
     to `t_min`. It accepts those of least entropy, as many as keep the sum of the entropies before
@@ -71,7 +71,7 @@ class CanvasDiffusion:
         )
 
     def resolve(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Fill in what was left open."""
+        """Return the settings with everything that was left open filled in."""
         length = canvas_length(model)
         if length is None:
             raise UserError(
@@ -90,7 +90,7 @@ class CanvasDiffusion:
         requests: Sequence[Request],
         announce: Announce = unheard,
     ) -> Iterator[Pass]:
-        """Decode a batch with resolved settings; yields after every run of the model."""
+        """Decode a batch with resolved settings; yield after every run of the model."""
         if self.canvas_length is None or self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
         return _Loop(self, self.canvas_length, self.eos_ids, model, requests, announce).passes()
@@ -160,7 +160,7 @@ class _Loop:
         return done
 
     def _denoise(self) -> Iterator[Pass]:
-        """The passes over one canvas of each row; a row whose canvas has ended waits."""
+        """Denoise one canvas of each row, pass by pass; a row whose canvas has ended waits."""
         for row, stop in zip(self.rows, self._stops(), strict=True):
             row.tokens[row.cached : stop] = self.canvases[row.request.index].begin().cpu().numpy()
         left = list(range(len(self.rows)))
@@ -182,7 +182,7 @@ class _Loop:
                 return
 
     def _redraw(self, row: Row, share: Share, scores: Tensor, step: int) -> Share:
-        """What a pass does to a row's canvas: the share with what it accepted and decided."""
+        """Return a row's share with what a pass over its canvas accepted and decided."""
         drawn = self.canvases[share.request].step(scores)
         fresh = drawn.fresh.cpu().numpy()
         self.confidence[share.request] = share.confidence

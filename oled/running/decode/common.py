@@ -1,4 +1,4 @@
-"""What both decoding loops share: who writes, what ends, and the greedy choice."""
+"""Parts that the decoding loops share: end tokens, forced text, the greedy choice."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from oled.types import Floats, Ints
 
 
 class Mode(StrEnum):
-    """Who writes the tokens. Where they are written is always the model's choice."""
+    """The writer of the tokens; the model always chooses where they are written."""
 
     FREE = "free"  # the model
     FORCED = "forced"  # the reference answer
 
 
 def require(allowed: bool, key: str, value: Any, what: str) -> None:
-    """Refuse a setting in one line."""
+    """Raise UserError for a setting unless it holds."""
     if not allowed:
         raise UserError(f"decode.{key} is {value}; it must be {what}")
 
 
 def canvas_length(model: PreTrainedModel) -> int | None:
-    """Tokens of a canvas, of a model that denoises them; None of any other."""
+    """Return the canvas length of a model that denoises canvases; None of any other."""
     length: int | None = model.config.to_dict().get("canvas_length")
     return length
 
 
 def refuse_canvas(model: PreTrainedModel) -> None:
-    """For loops over one stack of layers."""
+    """Raise UserError for a model that denoises canvases."""
     if canvas_length(model) is not None:
         raise UserError(
             f"'{model.config.model_type}' denoises whole canvases: use decode=canvas_diffusion"
@@ -46,7 +46,7 @@ def refuse_canvas(model: PreTrainedModel) -> None:
 def end_tokens(
     given: tuple[int, ...] | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
-    """Those given, else all that the tokenizer and the model know, the tokenizer's first."""
+    """Return the given end tokens, else those of tokenizer and model, the tokenizer's first."""
     if given is not None:
         return given
     known: list[Any] = [tokenizer.eos_token_id, model.config.get_text_config().eos_token_id]
@@ -57,7 +57,7 @@ def end_tokens(
 
 
 def script_of(mode: Mode, request: Request, length: int, eos_ids: tuple[int, ...]) -> Ints | None:
-    """What forced decoding writes at each of `length` positions: the reference, then end tokens."""
+    """Return what forced decoding writes at `length` positions: the reference, end tokens."""
     if mode is Mode.FREE:
         return None
     if request.reference is None:
@@ -74,7 +74,7 @@ def script_of(mode: Mode, request: Request, length: int, eos_ids: tuple[int, ...
 
 @torch.inference_mode()
 def choose(logits: Tensor, mask_id: int | None = None) -> tuple[Floats, Ints]:
-    """Probability and id of the likeliest token over the last dimension, never the mask."""
+    """Return probability and id of the likeliest token, never the mask; last dimension V."""
     logits = logits.float()
     if mask_id is not None:
         logits = logits.index_fill(-1, torch.tensor(mask_id, device=logits.device), -torch.inf)

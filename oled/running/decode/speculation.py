@@ -1,4 +1,4 @@
-"""When a draft ends: the stop rule of DraftExpert (arXiv 2607.24434), and the set it is about."""
+"""The stop rule of drafts (DraftExpert, arXiv 2607.24434), and the set of experts it counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oled.types import Bools
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How far a draft goes ahead of the model.
+    """Settings of a draft: how far it goes ahead of the model.
 
     A drafted state is given up, and the draft ends, where its confidence is below `confidence`
     (tau) *and* verifying it would need more than `growth` experts, over all layers, that the states
@@ -33,7 +33,7 @@ class Drafting:
         require(self.most >= 1, "draft.most", self.most, "at least 1")
 
     def stops(self, confidence: float, growth: int) -> bool:
-        """Whether a state of this confidence, which adds so many experts, is not worth it."""
+        """Return whether a state of this confidence is not worth the experts that it adds."""
         return confidence < self.confidence and growth > self.growth
 
 
@@ -45,7 +45,7 @@ class VerifySet:
         self._experts: Bools | None = None  # [L, E], none before the first state
 
     def keeps(self, confidence: float, experts: Bools) -> bool:
-        """Whether the next state, which needs `experts` [L, E], is verified, too."""
+        """Return whether the next state, which needs `experts` [L, E], is verified, too."""
         if self._experts is None:
             self._experts = experts
             return True
@@ -57,6 +57,6 @@ class VerifySet:
 
 
 def refuse_batches(requests: Sequence[Request]) -> None:
-    """Rows of a batch would accept different numbers of steps, and no longer run in lockstep."""
+    """Raise UserError for a batch: its rows would accept different numbers of steps."""
     if len(requests) > 1:
         raise UserError("drafts are verified one prompt at a time: use batch_size=1")

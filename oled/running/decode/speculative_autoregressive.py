@@ -35,7 +35,7 @@ class SpeculativeAutoregressive(Autoregressive):
     draft: Drafting = field(default_factory=Drafting)
 
     def resolve(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Fill in the end tokens; refuses what a draft can not be verified in or with."""
+        """Return settings with end tokens. Raises UserError where drafts can not be verified."""
         if self.mode is Mode.FORCED:
             raise UserError("decode.mode=forced leaves a draft of tokens nothing to decide")
         resolved = Autoregressive.resolve(self, model, tokenizer)
@@ -55,7 +55,7 @@ class SpeculativeAutoregressive(Autoregressive):
         requests: Sequence[Request],
         announce: Announce = unheard,
     ) -> Iterator[Pass]:
-        """Decode one prompt with resolved settings; yields after every run of the model."""
+        """Decode one prompt with resolved settings; yield after every run of the model."""
         if self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
         refuse_batches(requests)
@@ -64,7 +64,7 @@ class SpeculativeAutoregressive(Autoregressive):
 
 
 def tokens_accepted(drafted: Sequence[int], written: Sequence[int]) -> int:
-    """How many of the model's tokens count, 1..n.
+    """Return how many of the model's tokens count, 1..n.
 
     drafted: the tokens at the verified positions, the first is the model's; written: what the model
     writes behind each of them. A token counts if all before it were drafted.
@@ -107,7 +107,7 @@ class _Loop:
             yield self._follow(Phase.VERIFY, share, logits)
 
     def _drafts(self, drafted: list[int]) -> Iterator[Pass]:
-        """Runs of the draft; the tokens at the positions to verify are added to `drafted`."""
+        """Run the draft; add the tokens at the positions to verify to `drafted`."""
         row, needs = self.row, VerifySet(self.drafting)
         token, reached, columns = int(row.tokens[row.cached]), 1.0, 0
         most = min(self.drafting.most, row.end - row.delivered)
@@ -153,7 +153,7 @@ class _Loop:
         return Pass(phase, len(share.tokens), (share,))
 
     def _share(self, tokens: Sequence[int], behind: int = 0) -> Share:
-        """Tokens that stand so many positions behind the cache, before anything is known."""
+        """Return the share of tokens `behind` positions after the cache, still undecided."""
         ids: Ints = np.array(tokens, dtype=np.int64)
         return Share(
             request=self.row.request.index,

@@ -39,7 +39,7 @@ class SpeculativeBlocks(BlockDiffusion):
     draft: Drafting = field(default_factory=Drafting)
 
     def resolve(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Fill in what was left open; refuses draft experts of another model."""
+        """Return settings without gaps. Raises UserError for draft experts of another model."""
         Draft(model, self.draft.experts)
         return BlockDiffusion.resolve(self, model, tokenizer)
 
@@ -49,7 +49,7 @@ class SpeculativeBlocks(BlockDiffusion):
         requests: Sequence[Request],
         announce: Announce = unheard,
     ) -> Iterator[Pass]:
-        """Decode one prompt with resolved settings; yields after every run of the model."""
+        """Decode one prompt with resolved settings; yield after every run of the model."""
         refuse_batches(requests)
         return SpeculativeLoop(self, *self.resolved(), model, requests, announce).passes()
 
@@ -65,7 +65,7 @@ class State(NamedTuple):
 
 
 def steps_accepted(states: Sequence[State], steps: Sequence[State]) -> int:
-    """How many of the model's steps count, 1..n.
+    """Return how many of the model's steps count, 1..n.
 
     states: where the draft has been, the first is where the model stands; steps: where the model
     gets from each of them. Its step from a state counts if its steps have led there.
@@ -104,7 +104,7 @@ class SpeculativeLoop(BlockLoop):
             yield Pass(Phase.VERIFY, len(verified.positions), (verified,))
 
     def _drafts(self, row: Row, base: Share, states: list[State]) -> Iterator[Pass]:
-        """Runs of the draft; the states that are to be verified are added to `states`."""
+        """Run the draft; add the states to verify to `states`."""
         here = slice(row.cached, row.cached + self.length)
         state, reached = State(row.tokens[here].copy(), row.open[here].copy()), 1.0
         needs = VerifySet(self.drafting)
@@ -126,7 +126,7 @@ class SpeculativeLoop(BlockLoop):
             reached = float(confidence[opened].min())
 
     def _verify(self, row: Row, base: Share, states: Sequence[State]) -> Share:
-        """The model on all states in one pass; opens what it decides along the right ones."""
+        """Run the model on all states in one pass; open what it decides along the accepted ones."""
         coming = _of(base, states)
         self.announce(Pass(Phase.VERIFY, len(coming.positions), (coming,)))
         logits = self.batch.run_states(np.stack([state.tokens for state in states]))
@@ -151,7 +151,7 @@ class SpeculativeLoop(BlockLoop):
     def _step(
         self, row: Row, state: State, confidence: Floats, choice: Ints
     ) -> tuple[State, Bools]:
-        """Where a decision leads, and what it opens [L]."""
+        """Return the state after a decision, and the positions [L] that it opens."""
         opened = self._accept(~state.open, confidence)
         if row.script is not None:
             choice = row.script[row.cached : row.cached + self.length]
@@ -159,7 +159,7 @@ class SpeculativeLoop(BlockLoop):
 
 
 def _of(base: Share, states: Sequence[State]) -> Share:
-    """The share of a pass over these states of the block of `base`."""
+    """Return the share of a pass over these states of the block of `base`."""
     number = len(states)
     opened = np.concatenate([state.open for state in states])
     prompt = np.tile(base.state == TokenState.PROMPT, number)
