@@ -27,6 +27,7 @@ from oled.running.decode import (
     SpeculativeBlocks,
 )
 from oled.running.drafting import DRAFT, Draft
+from oled.running.families import Family
 from oled.running.loading import LoadedModel
 from oled.running.modules import geometry_of
 from oled.running.prompts import Prompt
@@ -54,35 +55,23 @@ def manifest_of(
     rule: Reroute | None,
 ) -> Manifest:
     """Build the manifest from what is known before the first pass; `decode` has its token ids."""
-    model, tokenizer = loaded.model, loaded.tokenizer
-    family = recorder.family
-    geometry = geometry_of(model, loaded.stored_dtype)
+    family, geometry = recorder.family, geometry_of(loaded.model, loaded.stored_dtype)
     predictors = [predictor.name for predictor in recorder.predictors]
     if isinstance(decode, Speculative):
-        units = Draft(model, decode.draft.experts).units
+        units = Draft(loaded.model, decode.draft.experts).units
         geometry, predictors = replace(geometry, draft_experts=units), [DRAFT, *predictors]
     return Manifest(
         geometry=geometry,
         weight_kind=family.weight_kind,
         weight_sum=family.weight_sum,
         confidence_kind=decode.confidence_kind,
-        model={
-            "id": loaded.name,
-            "type": family.model_type,
-            "revision": model.config.to_dict().get("_commit_hash"),
-            "dtype": _dtype_name(model.dtype),
-            "stored_dtype": _dtype_name(loaded.stored_dtype),
-        },
-        tokenizer={
-            "id": loaded.name,
-            "vocabulary": len(tokenizer),
-            "chat": chat,
-        },
+        model=_model_facts(loaded, family),
+        tokenizer={"id": loaded.name, "vocabulary": len(loaded.tokenizer), "chat": chat},
         decode={"kind": _DECODING[type(decode)], **asdict(decode), "batch_size": batch_size},
         seed=seed,
         prompts=tuple({"hash": prompt.sha256, "source": prompt.source} for prompt in prompts),
         provenance={
-            "device": device_name(model.device),
+            "device": device_name(loaded.model.device),
             "versions": versions(),
             "commit": commit(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -93,6 +82,16 @@ def manifest_of(
             RULE: None if rule is None else rule.describe(),
         },
     )
+
+
+def _model_facts(loaded: LoadedModel, family: Family) -> dict[str, Any]:
+    return {
+        "id": loaded.name,
+        "type": family.model_type,
+        "revision": loaded.model.config.to_dict().get("_commit_hash"),
+        "dtype": _dtype_name(loaded.model.dtype),
+        "stored_dtype": _dtype_name(loaded.stored_dtype),
+    }
 
 
 def device_name(device: torch.device) -> str:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from oled.altered.reroute import Reroute, RouteChange
 from oled.errors import UserError
 from oled.record.overhead import hook_overhead
 from oled.record.provenance import manifest_of
 from oled.record.records import forward_records
-from oled.running.decode import Decoding, Pass, Speculative
+from oled.running.decode import Decoding, Pass, Request, Speculative
 from oled.running.decode.batch import unheard
 from oled.running.loading import LoadedModel
 from oled.running.prompts import Prompt, check_requests, tokenize, uses_template
@@ -104,15 +105,10 @@ def record(
     trained predictors say. `chat` is whether prompts go through the chat
     template, None: where the tokenizer has one. What is drawn at random for request i starts from
     `seed` + i. Under `reroute` the model follows that rule, and the trace holds the changed routes.
-    A failure leaves a partial trace.
+    A failure leaves a partial trace. Raises UserError for settings, prompts and models that do not
+    go together.
     """
-    for name, value, least in (
-        ("batch_size", batch_size, 1),
-        ("horizons", horizons, 0),
-        ("score_width", score_width, 0),
-    ):
-        if value < least:
-            raise UserError(f"{name} is {value}; it must be at least {least}")
+    _check(batch_size, horizons, score_width)
     if isinstance(decode, Speculative):
         _refuse_drafting(batch_size, reroute)
     settings = decode.resolve(loaded.model, loaded.tokenizer)
@@ -120,6 +116,7 @@ def record(
     check_requests(loaded.model, requests, settings)
     batches = [requests[at : at + batch_size] for at in range(0, len(requests), batch_size)]
     recorder = Recorder(loaded.model, score_width=score_width, horizons=horizons, heads=heads)
+    rerouting = None if reroute is None else Rerouting(loaded.model, reroute)
     manifest = manifest_of(
         loaded,
         settings,
@@ -130,19 +127,13 @@ def record(
         seed=seed,
         rule=reroute,
     )
-    rerouting = None if reroute is None else Rerouting(loaded.model, reroute)
-    announce = unheard if rerouting is None else rerouting.announce
     tally = _Tally()
     with (
         threads_for(loaded.model),
         TraceWriter(out, manifest, rows_per_part=rows_per_part) as writer,
     ):
         hooks = hook_overhead(loaded.model, settings, batches[0], recorder)
-        bar = tqdm(total=len(requests), unit="prompt", disable=None)
-        with rerouting or nullcontext(), recorder, bar:
-            for batch in batches:
-                tally.decode(settings.decode(loaded.model, batch, announce), recorder, writer)
-                bar.update(len(batch))
+        _decode_all(loaded.model, settings, batches, recorder, rerouting, writer, tally)
         tally.close(writer)
     plain = (tally.seconds - tally.write_seconds) / (1 + hooks)
     return RecordReport(
@@ -155,6 +146,35 @@ def record(
         write_fraction=tally.write_seconds / plain,
         change=None if rerouting is None else rerouting.change,
     )
+
+
+def _decode_all(
+    model: PreTrainedModel,
+    settings: Decoding,
+    batches: Sequence[Sequence[Request]],
+    recorder: Recorder,
+    rerouting: Rerouting | None,
+    writer: TraceWriter,
+    tally: _Tally,
+) -> None:
+    """Decode batch after batch under the recorder's hooks, and append the records."""
+    announce = unheard if rerouting is None else rerouting.announce
+    bar = tqdm(total=sum(map(len, batches)), unit="prompt", disable=None)
+    with rerouting or nullcontext(), recorder, bar:
+        for batch in batches:
+            tally.decode(settings.decode(model, batch, announce), recorder, writer)
+            bar.update(len(batch))
+
+
+def _check(batch_size: int, horizons: int, score_width: int) -> None:
+    """Raise UserError for numbers below their least."""
+    for name, value, least in (
+        ("batch_size", batch_size, 1),
+        ("horizons", horizons, 0),
+        ("score_width", score_width, 0),
+    ):
+        if value < least:
+            raise UserError(f"{name} is {value}; it must be at least {least}")
 
 
 def _refuse_drafting(batch_size: int, reroute: Reroute | None) -> None:

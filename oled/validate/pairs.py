@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -97,39 +97,58 @@ def run_pairs(
     `resident`: what all outputs are compared with.
     """
     live = partial(_live, store, costs, kind)
-    outputs = live(resident, False).outputs
-    runs: list[list[LiveReplay]] = [[] for _ in configurations]
-    errors = [0.0] * len(configurations)
-    same = [True] * len(configurations)
-
+    runs = _Runs(configurations, live(resident, False).outputs, kind.tolerance, live, paced)
     for chosen in configurations:  # everything is loaded before time counts
         live(chosen, False)
-
-    def one_more(index: int) -> None:
-        done = live(configurations[index], paced)
-        error = done.outputs.error(outputs)
-        errors[index] = max(errors[index], error)
-        same[index] &= error <= kind.tolerance if kind.tolerance else done.outputs == outputs
-        runs[index].append(replace(done, outputs=Outputs([])))
-
     deadline = time.perf_counter() + plan.budget_s
+    every = range(len(configurations))
     for repeat in range(plan.repeats):
         log.info("live runs, repeat %d of %d", repeat + 1, plan.repeats)
-        for index in range(len(configurations)):
-            one_more(index)
+        for index in every:
+            runs.repeat(index)
     while time.perf_counter() < deadline:
-        disturbed = [index for index, repeats in enumerate(runs) if _is_busy(repeats)]
+        disturbed = [index for index in every if _is_busy(runs.done[index])]
         if not disturbed:
             break
         log.info("%d configurations were disturbed, once more", len(disturbed))
         for index in disturbed:
             if time.perf_counter() < deadline:
-                one_more(index)
-    pairs = []
-    for chosen, repeats, error, identical in zip(configurations, runs, errors, same, strict=True):
-        known = costs if paced else _deciding_as_measured(costs, chosen.routing.steps, repeats)
-        pairs.append(_pair(known, chosen, repeats, error, identical))
-    return pairs
+                runs.repeat(index)
+    return [runs.pair(index, costs) for index in every]
+
+
+class _Runs:
+    """The live runs of every configuration, and how far their outputs are off."""
+
+    def __init__(
+        self,
+        configurations: Sequence[Configuration],
+        outputs: Outputs,
+        tolerance: float,
+        live: Callable[[Configuration, bool], LiveReplay],
+        paced: bool,
+    ) -> None:
+        self.done: list[list[LiveReplay]] = [[] for _ in configurations]
+        self._configurations, self._outputs, self._tolerance = configurations, outputs, tolerance
+        self._live, self._paced = live, paced
+        self._errors = [0.0] * len(configurations)
+        self._same = [True] * len(configurations)
+
+    def repeat(self, index: int) -> None:
+        """Run a configuration once more and compare its outputs."""
+        run = self._live(self._configurations[index], self._paced)
+        error = run.outputs.error(self._outputs)
+        self._errors[index] = max(self._errors[index], error)
+        same = error <= self._tolerance if self._tolerance else run.outputs == self._outputs
+        self._same[index] &= same
+        self.done[index].append(replace(run, outputs=Outputs([])))
+
+    def pair(self, index: int, costs: CostTables) -> Pair:
+        """Simulate a configuration and put it beside its live runs."""
+        chosen, done = self._configurations[index], self.done[index]
+        if not self._paced:
+            costs = _deciding_as_measured(costs, chosen.routing.steps, done)
+        return _pair(costs, chosen, done, self._errors[index], self._same[index])
 
 
 def _deciding_as_measured(

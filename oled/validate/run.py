@@ -68,8 +68,8 @@ def validate(
     experts of that size. Not `gated`: decisions and outputs alone decide on the verdict.
     """
     began = time.perf_counter()
-    subject = PreparedTrace.of(trace)
-    configurations = _configurations(trace, subject, plan, settings, calibration)
+    prepared = PreparedTrace.of(trace)
+    configurations = _configurations(trace, prepared, plan, settings, calibration)
     for chosen in configurations:
         kind.refuse(chosen.composition)
     routing = configurations[0].routing
@@ -99,9 +99,9 @@ def validate(
         "dilation": pace.dilation,
         "forwards": steps.num_forwards,
         "layer_steps": steps.num_steps,
-        "trace": subject.name,
+        "trace": prepared.name,
         "batch_size": settings.batch_size,
-        "trace_hash": subject.hash,
+        "trace_hash": prepared.hash,
         "hardware": profile.name,
         "runtime": runtime.name,
         "costs": dict(costs.provenance),
@@ -123,12 +123,12 @@ def _configurations(
         refuse_unsupported(composition, settings)
         refuse_giving_up(composition)
         name = composition.predictor
-        subject = plain if name is None else plain.predicting(name)
-        refuse_what_is_missing(subject, composition)
-        learned, _ = calibrate(subject, composition, calibration)
+        prepared = plain if name is None else plain.predicting(name)
+        refuse_what_is_missing(prepared, composition)
+        learned, _ = calibrate(prepared, composition, calibration)
         if name not in routings:
             rows = settings.batch_size
-            routings[name] = Routing.of(trace, subject.steps, 0, plan.forwards, rows)
+            routings[name] = Routing.of(trace, prepared.steps, 0, plan.forwards, rows)
         for slots in plan.slots:
             chosen = replace(settings, slots=slots, plans=True)
             found.append(Configuration(routings[name], composition, chosen, learned))

@@ -140,8 +140,7 @@ class Forecast:
         return found
 
     def _peaks(self, load: Doubles, one: int, other: int, more: Doubles, less: Doubles) -> Doubles:
-        """Return the busiest rank's time [W, ...] with `more` [W, ...] on rank `one`, `less` on
-        `other`."""
+        """Return the busiest rank's time [W, ...] with `more` on `one`, `less` on `other`."""
         rest = np.delete(load, [one, other], axis=1).max(axis=1, initial=0.0)
         rest, first, second = (
             x.reshape(-1, *(1,) * (more.ndim - 1)) for x in (rest, load[:, one], load[:, other])
