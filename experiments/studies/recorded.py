@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from oled.models.bundled import tiny_path
-from oled.paths import traces_dir
+from oled.paths import model_path, traces_dir
 
 if TYPE_CHECKING:
     from oled.record import Prompt
@@ -21,7 +20,7 @@ TOKENS_PER_FORWARD = 2  # the small model is rarely above its threshold
 
 def recorded(block_length: int) -> str:
     """Return the folder of a recording on the six bundled prompts; make it where it is missing."""
-    weights = (tiny_path() / "model.safetensors").read_bytes()
+    weights = (model_path() / "model.safetensors").read_bytes()
     folder = HOME / f"tiny-b{block_length}-{hashlib.sha256(weights).hexdigest()[:8]}"
     if not (folder / "trace.json").is_file():
         from oled.record import BlockDiffusion, load_model, load_prompts, record
@@ -45,7 +44,7 @@ def problems(trace: str) -> list[Prompt]:
     from oled.record import Prompt
     from oled.trace.reader import load
 
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_path())
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path())
     recording = load(traces_dir() / trace)
     forwards, tokens = recording.forwards, recording.tokens
     request = np.repeat(forwards.request, forwards.tokens)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from oled.models.bundled import tiny_path
+from oled.paths import model_path
 from oled.record import (
     Drafting,
     LoadedModel,
@@ -52,7 +52,7 @@ def recorded(loaded: LoadedModel, data: Path, out: Path, rule: Drafting, problem
     """A recording under a rule; made where it is not there yet."""
     digest = hashlib.sha256(repr((rule, problems)).encode())
     for name in ("model", "draft"):
-        digest.update((tiny_path() / f"{name}.safetensors").read_bytes())
+        digest.update((model_path() / f"{name}.safetensors").read_bytes())
     folder = out / digest.hexdigest()[:12]
     if not (folder / "trace.json").is_file():
         decode = SpeculativeBlocks(

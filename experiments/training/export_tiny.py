@@ -17,7 +17,7 @@ import torch
 from tiny_recipe import Recipe, initial_model
 from transformers import PreTrainedTokenizerFast
 
-from oled.models.bundled import tiny_path
+from oled.paths import model_path
 
 log = logging.getLogger("export_tiny")
 RESULTS = Path(__file__).parents[1] / "results" / "tiny_model"
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="in place of the package's folders")
     args = parser.parse_args()
     results = args.out or RESULTS
-    export(args.run, args.out or tiny_path())
+    export(args.run, args.out or model_path())
     results.mkdir(parents=True, exist_ok=True)
     for name in ("train_log.jsonl", "recipe.json"):
         shutil.copy(args.run / name, results / name)

@@ -31,8 +31,8 @@ from tiny_objective import held_out
 from tiny_recipe import Recipe
 from transformers import PreTrainedTokenizerFast
 
-from oled.models.bundled import tiny_path
 from oled.models.llada2 import LLaDA2MoeModelLM
+from oled.paths import model_path
 from oled.record import LoadedModel
 from oled.running.decode import BlockDiffusion
 from oled.running.prompts import load_prompts
@@ -278,7 +278,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K's jsonl files")
-    parser.add_argument("--model", type=Path, default=tiny_path(), help="its folder, with its card")
+    parser.add_argument(
+        "--model", type=Path, default=model_path(), help="its folder, with its card"
+    )
     parser.add_argument("--log", type=Path, default=RESULTS / "train_log.jsonl")
     parser.add_argument("--docs", type=Path, default=DOCS, help="the page on locality")
     parser.add_argument("--only", nargs="*", help="parts to measure; all by default")

@@ -37,9 +37,9 @@ from tiny_recipe import Recipe
 from torch import Tensor, nn
 from torch.nn import functional
 
-from oled.models.bundled import load_tiny
 from oled.models.llada2 import LLaDA2MoeModelLM
 from oled.record import BlockDiffusion, LoadedModel, Mode, load_prompts, record
+from oled.running.loading import load_model
 from oled.running.predictors import fingerprint, write_heads
 from oled.sim.api import simulate
 from oled.sim.prepared import PreparedTrace
@@ -165,7 +165,7 @@ def traffic(model: Any, heads: Path, prompts: Any, out: Path, settings: Settings
 
 def run(name: str, data: Path, out: Path, settings: Settings, weight: float | None) -> dict:
     """One row of the report; `weight` None leaves the model as it is."""
-    model, tokenizer = load_tiny()
+    _, model, tokenizer, _ = load_model("tiny")
     tokenized = {
         part: Corpus.encode(tiny_data.load_documents(data / f"{part}.jsonl"), tokenizer)
         for part in ("train", "test")
@@ -177,7 +177,7 @@ def run(name: str, data: Path, out: Path, settings: Settings, weight: float | No
         heads = post_train(model.train(), tokenized["train"], settings, weight)
     model.eval()
     row: dict[str, Any] = {"weight": weight, **held_out(model, tokenized["test"], Recipe())}
-    plain, _ = load_tiny()
+    plain = load_model("tiny").model
     plain.load_state_dict(model.state_dict())
     file = out / f"{name}.safetensors"
     tensors = {f"temporal.{row}": head.detach() for row, head in enumerate(heads)}

@@ -26,9 +26,9 @@ from predictor_features import routers_of
 from tiny_data import Corpus
 from torch import Tensor
 
-from oled.models.bundled import load_tiny
 from oled.models.llada2 import LLaDA2MoeModelLM
 from oled.running.drafting import DraftExperts
+from oled.running.loading import load_model
 from oled.running.predictors import fingerprint, write_heads
 
 log = logging.getLogger("train_draft_expert")
@@ -93,7 +93,7 @@ def train(model: LLaDA2MoeModelLM, corpus: Corpus, recipe: Recipe) -> DraftExper
 def train_draft_expert(data: Path, out: Path, recipe: Recipe) -> Path:
     """Train, judge on held-out windows, and write OUT/draft.safetensors with its card."""
     out.mkdir(parents=True, exist_ok=True)
-    model, tokenizer = load_tiny()
+    _, model, tokenizer, _ = load_model("tiny")
     model.requires_grad_(False)
     routers = fingerprint(routers_of(model))
     model.set_attn_implementation(tiny_attention.NAME)

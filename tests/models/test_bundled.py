@@ -14,9 +14,10 @@ from tiny_recipe import Recipe, initial_model, tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import oled.models
-from oled.models.bundled import load_tiny, tiny_path
 from oled.models.catalogue import model_geometry
 from oled.models.llada2 import LLaDA2MoeModelLM
+from oled.paths import model_path
+from oled.running.loading import load_model
 
 TEXTS = [
     "Question: A baker fills 12 boxes with 6 buns each and sells 50 of the buns. How many buns are "
@@ -30,14 +31,15 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def bundled() -> tuple[LLaDA2MoeModelLM, PreTrainedTokenizerFast]:
-    return load_tiny()
+    loaded = load_model("tiny")
+    return loaded.model, loaded.tokenizer
 
 
 def test_files_are_small_and_in_the_published_layout() -> None:
-    files = {file.name: file.stat().st_size for file in tiny_path().iterdir()}
+    files = {file.name: file.stat().st_size for file in model_path().iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
     assert sum(files.values()) <= 24e6
-    with safe_open(tiny_path() / "model.safetensors", "pt") as weights:
+    with safe_open(model_path() / "model.safetensors", "pt") as weights:
         keys = set(weights.keys())
         assert "model.layers.4.mlp.experts.127.down_proj.weight" in keys
         assert "lm_head.weight" not in keys  # tied
@@ -55,8 +57,8 @@ def test_loads_by_name_and_by_path_ready_to_compute(
     assert not model.training
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     oled.models.register()
-    assert isinstance(AutoModelForCausalLM.from_pretrained(tiny_path()), LLaDA2MoeModelLM)
-    auto = AutoTokenizer.from_pretrained(tiny_path())
+    assert isinstance(AutoModelForCausalLM.from_pretrained(model_path()), LLaDA2MoeModelLM)
+    auto = AutoTokenizer.from_pretrained(model_path())
     assert auto(TEXTS[0])["input_ids"] == tokenizer(TEXTS[0])["input_ids"]
 
 
@@ -106,7 +108,7 @@ def test_it_was_trained_and_the_control_was_not(
 ) -> None:
     """On text that is nobody's training data: nats a token, both block lengths."""
     _, tokenizer = bundled
-    model, _ = load_tiny()  # not the others': its attention is changed
+    model = load_model("tiny").model  # not the others': its attention is changed
     corpus = Corpus.encode(TEXTS * 2, tokenizer)
     control = initial_model(Recipe()).eval()
     recipe = replace(Recipe(), length=64)

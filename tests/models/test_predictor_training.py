@@ -14,9 +14,9 @@ from predictor_surrogates import low_rank, surrogates_of
 from torch import Tensor, nn
 from train_predictors import heads_of
 
-from oled.models.bundled import load_tiny
 from oled.record import LoadedModel, plain_prompt
 from oled.running.families import Scoring
+from oled.running.loading import load_model
 from oled.running.modules import moe_layers
 from oled.running.prompts import tokenize
 
@@ -83,7 +83,7 @@ def test_untrained_drafts_ask_the_next_gate() -> None:
 
 
 def test_a_token_is_followed_by_its_position_in_the_next_pass_of_its_block() -> None:
-    model, tokenizer = load_tiny()
+    _, model, tokenizer, _ = load_model("tiny")
     loaded = LoadedModel("tiny", model, tokenizer, torch.float16)
     prompts = [plain_prompt("Question: 1 + 2?\nAnswer:", " 3") for _ in range(2)]
     found = collect(loaded, prompts, RECIPE.decode)
@@ -162,7 +162,7 @@ def test_no_map_of_that_rank_does_better() -> None:
 
 
 def test_surrogates_miss_less_than_nothing_and_rare_experts_have_none() -> None:
-    model, _ = load_tiny()
+    model = load_model("tiny").model
     layers = moe_layers(model)[:1]
     generator = torch.Generator().manual_seed(6)
     basis = torch.randn(4, 128, generator=generator)

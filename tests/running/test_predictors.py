@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from oled.errors import UserError
 from oled.live.surrogates import Surrogates
-from oled.models.bundled import load_tiny
 from oled.record import Autoregressive, LoadedModel, Recorder, plain_prompt, record
 from oled.running.families import Scoring, read_family
+from oled.running.loading import load_model
 from oled.running.modules import moe_layers, router_stacks
 from oled.running.predictors import (
     CrossLayerDrafts,
@@ -172,7 +172,7 @@ def test_a_file_that_holds_no_heads_is_refused(qwen: PreTrainedModel, tmp_path: 
 
 def test_the_bundled_heads_belong_to_the_bundled_model() -> None:
     """Where not: run experiments/training/train_predictors.py and copy what it makes."""
-    model, _ = load_tiny()
+    model = load_model("tiny").model
     (stack,) = router_stacks(moe_layers(model))
     _, card = read_heads(bundled_heads())
     assert card["routers"] == fingerprint(stack)

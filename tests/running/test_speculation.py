@@ -15,7 +15,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from oled.altered.reroute.des_vote import DesVote
 from oled.errors import UserError
-from oled.models.bundled import load_tiny
 from oled.record import (
     Autoregressive,
     BlockDiffusion,
@@ -33,6 +32,7 @@ from oled.running.decode.speculation import VerifySet
 from oled.running.decode.speculative_autoregressive import tokens_accepted
 from oled.running.decode.speculative_blocks import State, steps_accepted
 from oled.running.drafting import Draft, DraftExperts, bundled_drafts, load_draft_experts
+from oled.running.loading import load_model
 from oled.running.modules import moe_layers, router_stacks
 from oled.running.predictors import fingerprint, read_heads, write_heads
 from oled.trace import load
@@ -318,7 +318,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_the_bundled_draft_experts_belong_to_the_bundled_model() -> None:
     """Where not: run experiments/training/train_draft_expert.py and copy what it makes."""
-    model, _ = load_tiny()
+    model = load_model("tiny").model
     (stack,) = router_stacks(moe_layers(model))
     experts = load_draft_experts("bundled", stack)
     assert bundled_drafts().stat().st_size < 1 << 20
