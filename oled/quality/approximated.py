@@ -161,9 +161,9 @@ def _truth(passes: Sequence[Pass], prompt_length: int) -> Ints:
 
 def _side(log_probabilities: Sequence[Tensor], truths: Sequence[Ints], free: LiveRun) -> Side:
     answered = []
-    for said, truth in zip(log_probabilities, truths, strict=True):
-        bits = -said[torch.arange(len(truth)), torch.from_numpy(truth)].double() / np.log(2)
-        answered.append(Answered(bits.numpy(), said.argmax(-1).numpy(), truth))
+    for likely, truth in zip(log_probabilities, truths, strict=True):
+        bits = -likely[torch.arange(len(truth)), torch.from_numpy(truth)].double() / np.log(2)
+        answered.append(Answered(bits.numpy(), likely.argmax(-1).numpy(), truth))
     written = [tuple(output_tokens(passes)) for passes in _by_request(free.passes).values()]
     deciding = sum(done.phase in (Phase.DENOISE, Phase.DECODE) for done in free.passes)
     return Side(tuple(answered), tuple(written), deciding)

@@ -92,13 +92,15 @@ class MaskedAnswer:
     @classmethod
     def of(cls, request: Request, length: int, end: int) -> Self:
         if request.reference is None:
-            raise UserError(f"prompt {request.index} has no reference answer to take a loss on")
+            raise UserError(
+                f"prompt {request.index} has no reference answer: the held-out loss needs one"
+            )
         start = len(request.prompt)
         known = np.concatenate((request.prompt, request.reference, [end]))
         clean = np.full(-(-len(known) // length) * length, end, dtype=np.int64)
         clean[: len(known)] = known
-        place = np.arange(len(clean))
-        maskable = (place >= start) & (place < len(known))
+        position = np.arange(len(clean))
+        maskable = (position >= start) & (position < len(known))
         return cls(request.index, clean, maskable, length, start // length)
 
     def noise(self, rng: np.random.Generator) -> NDArray[np.bool_]:

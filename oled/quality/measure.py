@@ -19,7 +19,7 @@ from oled.errors import UserError
 from oled.quality.heldout import Answered, answer_losses
 from oled.running.alteration import Alteration
 from oled.running.decode import BlockDiffusion, Decoding, Request, Speculative
-from oled.running.decode.batch import unheard
+from oled.running.decode.batch import ignore_pass
 from oled.running.loading import LoadedModel
 from oled.running.prompts import Prompt, tokenize
 from oled.running.teacher_forcing import output_tokens
@@ -134,7 +134,7 @@ def quality(
 ) -> Quality:
     """Measure a model with and without an alteration; `free`: let both decode the prompts too."""
     if not isinstance(decode, BlockDiffusion) or isinstance(decode, Speculative):
-        raise UserError("quality is measured of block diffusion: use decode=block_diffusion")
+        raise UserError("quality is measured for block diffusion only: use decode=block_diffusion")
     settings = decode.resolve(loaded.model, loaded.tokenizer)
     requests = tokenize(prompts, loaded.tokenizer, chat=chat, seed=seed)
     with threads_for(loaded.model):
@@ -155,7 +155,7 @@ def _measure(
 ) -> Side:
     with alteration or nullcontext():
         losses = answer_losses(loaded.model, requests, settings, alteration, seed=seed)
-        announce = unheard if alteration is None else alteration.announce
+        announce = ignore_pass if alteration is None else alteration.announce
         runs = [
             list(settings.decode(loaded.model, [request], announce))
             for request in (requests if free else ())

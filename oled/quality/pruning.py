@@ -95,7 +95,7 @@ def gated_experts(entry: MoeLayer) -> nn.Module:
     plain = experts.has_gate and experts.is_concatenated
     if not plain or experts.has_bias or experts.is_transposed or experts.has_post_expert_norm:
         raise UserError(
-            f"{entry.name}: {type(experts).__name__} is no plain gated layer (gate, up and down "
+            f"{entry.name}: {type(experts).__name__} is not a plain gated layer (gate, up and down "
             f"without biases); it can not be split"
         )
     return entry.experts

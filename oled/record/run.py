@@ -17,7 +17,7 @@ from oled.record.overhead import hook_overhead
 from oled.record.provenance import manifest_of
 from oled.record.records import forward_records
 from oled.running.decode import Decoding, Pass, Request, Speculative
-from oled.running.decode.batch import unheard
+from oled.running.decode.batch import ignore_pass
 from oled.running.loading import LoadedModel
 from oled.running.prompts import Prompt, check_requests, tokenize, uses_template
 from oled.running.recorder import Recorder
@@ -158,7 +158,7 @@ def _decode_all(
     tally: _Tally,
 ) -> None:
     """Decode batch after batch under the recorder's hooks, and append the records."""
-    announce = unheard if rerouting is None else rerouting.announce
+    announce = ignore_pass if rerouting is None else rerouting.announce
     bar = tqdm(total=sum(map(len, batches)), unit="prompt", disable=None)
     with rerouting or nullcontext(), recorder, bar:
         for batch in batches:
@@ -183,5 +183,5 @@ def _refuse_drafting(batch_size: int, reroute: Reroute | None) -> None:
         raise UserError(f"batch_size={batch_size}: drafts are verified one prompt at a time")
     if reroute is not None:
         raise UserError(
-            "a rule that changes routes is about plain denoising: record without drafts"
+            "a policy that changes routes needs a decode without drafts: use decode=block_diffusion"
         )

@@ -50,7 +50,9 @@ def record_split_experts(
         raise UserError("paths are pruned by a block-diffusion loss: use decode=block_diffusion")
     known = {prompt.sha256 for prompt in learned}
     if any(prompt.sha256 in known for prompt in prompts):
-        raise UserError("learn.prompts and prompts share a prompt: judge on others (skip=, limit=)")
+        raise UserError(
+            "learn.prompts and prompts share a prompt: choose others with skip= and limit="
+        )
     settings = decode.resolve(loaded.model, loaded.tokenizer)
     with threads_for(loaded.model):
         requests = tokenize(learned, loaded.tokenizer, chat=chat)

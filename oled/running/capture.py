@@ -64,7 +64,7 @@ class Predicted:
 
     predictor: str
     ahead: int
-    rows: frozenset[int]  # at which it says anything
+    rows: frozenset[int]  # at which it predicts
     ids: NDArray[np.int32]  # [Lr, N, m]
     weights: NDArray[np.float32]
 
@@ -93,16 +93,12 @@ class Capture:
         """Return the predictions for these tokens, added up over them."""
         found = []
         for row, layer in enumerate(self.layers):
-            for said in self.predicted:
-                if row in said.rows:
-                    target = (row + said.ahead) % len(self.layers)
-                    asked, score = wanted(
-                        said.ids[row, tokens],
-                        said.weights[row, tokens],
-                        int(self.num_experts[target]),
-                    )
-                    about = int(self.layers[target])
-                    found.append(Prediction(said.predictor, int(layer), about, asked, score))
+            for one in (one for one in self.predicted if row in one.rows):
+                target = (row + one.ahead) % len(self.layers)
+                ids, weights = one.ids[row, tokens], one.weights[row, tokens]
+                experts, scores = wanted(ids, weights, int(self.num_experts[target]))
+                about = int(self.layers[target])
+                found.append(Prediction(one.predictor, int(layer), about, experts, scores))
         return tuple(found)
 
 

@@ -94,7 +94,7 @@ def load_draft_experts(source: str | Path, stack: Stack) -> DraftExperts:
         tensors, card = read_heads(path)
     except UserError as error:
         raise UserError(
-            f"{path}: no file of draft experts; make one with {SCRIPT}, or do without: "
+            f"{path}: not a file of draft experts; make one with {SCRIPT}, or do without: "
             f"decode.draft.experts=null"
         ) from error
     if card["routers"] != fingerprint(stack):
@@ -111,7 +111,7 @@ class Wanted:
 
     flags: NDArray[np.bool_]  # [L, E]
     predictions: tuple[Prediction, ...]
-    """Of every layer, all said at the last one: only then a draft is known to be kept."""
+    """Predictions for every layer, made at the last one: only then a draft is known to be kept."""
 
 
 class Draft(Alteration):
@@ -124,7 +124,9 @@ class Draft(Alteration):
         self.layers = moe_layers(model)
         stacks = router_stacks(self.layers)
         if len(stacks) != 1:
-            raise UserError("drafts run in one stack of layers; this model has several")
+            raise UserError(
+                "drafts need one stack of layers; this model has several: use a plain decode"
+            )
         down = self.layers[0].experts.get_parameter("down_proj")  # of E experts, h x i or i x h
         hidden = model.config.get_text_config().hidden_size
         self._routed_width = int(down[0].numel() // hidden)

@@ -81,7 +81,7 @@ def read_family(config: PreTrainedConfig) -> Family:
     model_type = facts["model_type"]
     top_k = next((facts[key] for key in _TOP_K if facts.get(key)), None)
     if top_k is None:
-        raise UserError(f"'{model_type}' names no experts per token ({' or '.join(_TOP_K)})")
+        raise UserError(f"the configuration of '{model_type}' lacks {' or '.join(_TOP_K)}")
     rule = _RULES.get(model_type, _UNKNOWN)
     kind, total = _weights(rule, facts)
     shared = _shared_experts(rule, facts)

@@ -54,7 +54,7 @@ def load_model(
     models.register()
     source = str(paths.model_path()) if name_or_path == BUNDLED else name_or_path
     where = {"trust_remote_code": trust_remote_code, "revision": revision}
-    place = _device(device)
+    target = _device(device)
     with _quiet(), _explained(name_or_path):
         config = AutoConfig.from_pretrained(source, **where)
         _refuse_dense(name_or_path, config, trust_remote_code)
@@ -64,14 +64,14 @@ def load_model(
         model, found = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=_dtype(dtype, place, stored),
+            dtype=_dtype(dtype, target, stored),
             ignore_mismatched_sizes=True,  # they are refused below
             output_loading_info=True,
             **where,
         )
         _refuse_incomplete(name_or_path, found)
     name = Path(name_or_path).name if Path(name_or_path).exists() else name_or_path
-    return LoadedModel(name, model.to(place).eval(), tokenizer, stored)
+    return LoadedModel(name, model.to(target).eval(), tokenizer, stored)
 
 
 @contextmanager
@@ -110,8 +110,8 @@ def _refuse_dense(name: str, config: PreTrainedConfig, trust_remote_code: bool) 
         hollow = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     if not moe_layers(hollow):
         raise UserError(
-            f"model={name} ({config.model_type}) is no mixture of experts that transformers "
-            f"stores fused: there is nothing to record"
+            f"model={name} ({config.model_type}) is not a mixture of experts with fused "
+            f"weights in transformers: there is nothing to record"
         )
 
 

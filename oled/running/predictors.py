@@ -161,10 +161,10 @@ def trained_predictors(
         )
     if family.scoring is None:
         raise UserError(f"how '{family.model_type}' scores experts is not known: do without heads")
-    place, layers = device or next(stack[0].parameters()).device, len(stack)
+    target, layers = device or next(stack[0].parameters()).device, len(stack)
 
     def tensor(name: str) -> Tensor:
-        return tensors[name].float().to(place)
+        return tensors[name].float().to(target)
 
     def linear(kind: str) -> tuple[Linear, ...]:
         if f"{kind}.0" not in tensors:
@@ -207,7 +207,7 @@ def read_heads(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, card  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(
-            f"{path}: no file of heads ({error}); "
+            f"{path}: not a file of heads ({error}); "
             "make one with experiments/training/train_predictors.py"
         ) from error
 

@@ -54,7 +54,7 @@ class Recorder(Hooks):
         listens = score_width or horizons or heads is not None
         self._stacks = self._find_routers() if listens else []
         self.predictors = self._find_predictors(heads)
-        self._said: dict[tuple[str, int], set[int]] = {}  # rows by predictor and layers ahead
+        self._predicted: dict[tuple[str, int], set[int]] = {}  # rows by predictor and layers ahead
         self._staging = Staging(len(self.layers))
         self._tokens = 0
         self._reset()
@@ -94,7 +94,7 @@ class Recorder(Hooks):
                 raise UserError(
                     f"layer {entry.layer} ({entry.name}): the hook of its {what} fired {count} "
                     f"times in a forward, not once ({counts.count(1)} of {len(counts)} layers are "
-                    f"right). Compiled or captured forwards and fused kernels pass hooks by: load "
+                    f"right). Compiled or captured forwards and fused kernels bypass hooks: load "
                     f"the model without them"
                 )
 
@@ -136,7 +136,7 @@ class Recorder(Hooks):
                 self._put_scores(stack[row], row, output[0])
             for predictor in self.predictors:
                 for ahead, ids, values in predictor.predict(stack, row, inputs[0]):
-                    self._said.setdefault((predictor.name, ahead), set()).add(row)
+                    self._predicted.setdefault((predictor.name, ahead), set()).add(row)
                     self._staging.put(f"{predictor.name} {ahead} ids", row, ids)
                     self._staging.put(f"{predictor.name} {ahead} values", row, values)
 
@@ -168,7 +168,7 @@ class Recorder(Hooks):
                     read(f"{name} {ahead} ids"),
                     read(f"{name} {ahead} values"),
                 )
-                for (name, ahead), rows in self._said.items()
+                for (name, ahead), rows in self._predicted.items()
             ),
             score_ids=read("score_ids") if self.score_width else None,
             score_values=read("score_values") if self.score_width else None,

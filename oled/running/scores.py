@@ -30,5 +30,6 @@ def refuse_unknown_scores(family: Family) -> None:
     """Raise UserError for a family whose scores are not known."""
     if family.scoring is None:
         raise UserError(
-            f"how '{family.model_type}' turns router logits into scores is not known: do without"
+            f"how '{family.model_type}' turns router logits into scores is not known: leave router "
+            f"scores out"
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oled.running.decode import Announce, Pass, Request
-from oled.running.decode.batch import unheard
+from oled.running.decode.batch import ignore_pass
 from oled.running.decode.cache import CachedBatch
 from oled.trace.schema import Phase, TokenState
 from oled.types import Ints
@@ -40,22 +40,22 @@ class TeacherForcing:
         return self
 
     def decode(
-        self, model: PreTrainedModel, requests: Sequence[Request], announce: Announce = unheard
+        self, model: PreTrainedModel, requests: Sequence[Request], announce: Announce = ignore_pass
     ) -> Iterator[Pass]:
         """Decode one request; yield after every run of the model."""
         (request,) = requests
         passes = self.passes[request.index]
         batch = CachedBatch(model, [0], self.block_length)
-        said = []
+        likely = []
         for done, (rows, _) in zip(
             passes, open_positions(passes, len(request.prompt)), strict=True
         ):
             announce(done)
             logits = self._run(batch, done)
             if logits is not None:
-                said.append(logits[rows].float().log_softmax(-1).cpu())
+                likely.append(logits[rows].float().log_softmax(-1).cpu())
             yield done
-        self.log_probabilities.append(torch.cat(said))
+        self.log_probabilities.append(torch.cat(likely))
 
     def _run(self, batch: CachedBatch, done: Pass) -> Tensor | None:
         """Return logits [n, V] of the pass ([1, V] if autoregressive); None without the head."""

@@ -59,7 +59,7 @@ class Plan:
 class Configuration:
     """One policy with one cache, ready to run."""
 
-    routing: Routing  # with what the policy's predictor said
+    routing: Routing  # with the predictions of the policy's predictor
     composition: Composition
     settings: Settings
     calibration: Calibration | None

@@ -139,13 +139,13 @@ def _judged(
     rows: list[dict[str, Any]], kind: Kind[Any], gated: bool, load: dict[str, float] | None
 ) -> dict[str, Any]:
     """Return definitions, figures and verdict, and the configurations that they come from."""
-    told = DEFINITIONS.splitlines()
+    words = DEFINITIONS.splitlines()
     if kind.keeps_time:
-        return {"definitions": told, **judge(rows, gated=gated), "configurations": rows}
+        return {"definitions": words, **judge(rows, gated=gated), "configurations": rows}
     goals = GOALS[kind.name]
-    told += definitions(kind.tolerance, goals).splitlines()
+    words += definitions(kind.tolerance, goals).splitlines()
     verdict = judge_device(rows, gated=gated, goals=goals, load=load)
-    return {"definitions": told, **verdict, "configurations": rows}
+    return {"definitions": words, **verdict, "configurations": rows}
 
 
 def _resident(

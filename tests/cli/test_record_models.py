@@ -97,6 +97,6 @@ def test_a_dense_model_is_refused_before_its_weights_are_read(oled, prompts, tmp
     os.mkfifo(tmp_path / "dense" / "model.safetensors")  # who opens it waits for ever
     done = oled("record", "model=./dense", prompts, "out=t")
     assert done.returncode == 1
-    assert "./dense (llama) is no mixture of experts" in done.stderr
+    assert "./dense (llama) is not a mixture of experts" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "t").exists()

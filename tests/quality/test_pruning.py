@@ -136,7 +136,7 @@ def test_paths_are_kept_in_a_file(
 
 
 def test_what_has_no_halves_is_refused(requests: list[Request], llada: PreTrainedModel) -> None:
-    with pytest.raises(UserError, match="no plain gated layer"):
+    with pytest.raises(UserError, match="not a plain gated layer"):
         prune_paths(build("gpt_oss"), requests, DECODE, 0.5)
     with pytest.raises(UserError, match=r"tolerance=1\.5"):
         prune_paths(llada, requests, DECODE, 1.5)

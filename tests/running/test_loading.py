@@ -67,11 +67,11 @@ def test_a_dense_model_is_refused_before_its_weights(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     LlamaConfig(**COMMON).save_pretrained(tmp_path)  # neither weights nor tokenizer
-    with pytest.raises(UserError, match=r"\(llama\) is no mixture of experts"):
+    with pytest.raises(UserError, match=r"\(llama\) is not a mixture of experts"):
         load_model(str(tmp_path), "cpu")
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not to be read")
-    with pytest.raises(UserError, match=r"\(llama\) is no mixture of experts"):
+    with pytest.raises(UserError, match=r"\(llama\) is not a mixture of experts"):
         load_model(str(tmp_path), "cpu")
 
 

@@ -166,7 +166,7 @@ def test_a_file_that_holds_no_heads_is_refused(qwen: PreTrainedModel, tmp_path: 
     broken = tmp_path / "heads.safetensors"
     broken.write_bytes(b"no safetensors")
     for file in (broken, tmp_path / "absent"):
-        with pytest.raises(UserError, match="no file of heads"):
+        with pytest.raises(UserError, match="not a file of heads"):
             Recorder(qwen, heads=file)
 
 

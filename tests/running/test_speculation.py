@@ -291,7 +291,7 @@ def test_what_drafts_do_not_go_together_with_is_refused(
     with pytest.raises(UserError, match="record without drafts"):
         record(loaded, prompts, blocks, tmp_path / "t", reroute=DesVote())
     tokens = SpeculativeAutoregressive(mode=Mode.FORCED, draft=WIDE)
-    with pytest.raises(UserError, match="nothing to decide"):
+    with pytest.raises(UserError, match="decides every token"):
         tokens.resolve(qwen, tokenizer)
     with pytest.raises(UserError, match="sliding windows"):
         SpeculativeAutoregressive(draft=WIDE).resolve(build("gpt_oss"), tokenizer)
@@ -303,7 +303,7 @@ def test_draft_experts_of_another_model_are_refused(llada: PreTrainedModel, tmp_
         Draft(llada, "bundled")
     broken = tmp_path / "draft.safetensors"
     broken.write_bytes(b"no safetensors")
-    with pytest.raises(UserError, match="no file of draft experts"):
+    with pytest.raises(UserError, match="not a file of draft experts"):
         Draft(llada, broken)
     odd = draft_file(llada, tmp_path / "odd.safetensors", width=24)
     with pytest.raises(UserError, match="24 wide; it must be a multiple"):

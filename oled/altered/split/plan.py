@@ -24,9 +24,11 @@ class PathPlan:
     def __post_init__(self) -> None:
         for layer, source in enumerate(self.sources):
             if source.min() < 0 or source.max() >= len(source):
-                raise UserError(f"paths of MoE layer {layer}: a source is no expert of the layer")
+                raise UserError(
+                    f"paths of MoE layer {layer}: a source is not an expert of the layer"
+                )
             if not np.array_equal(source[source], source):
-                raise UserError(f"paths of MoE layer {layer}: a source has another source itself")
+                raise UserError(f"paths of MoE layer {layer}: a source must be its own source")
 
     @property
     def expansions(self) -> tuple[int, ...]:

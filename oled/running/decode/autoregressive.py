@@ -16,7 +16,7 @@ from oled.running.decode.batch import (
     Request,
     Row,
     columns_of,
-    unheard,
+    ignore_pass,
 )
 from oled.running.decode.cache import CachedBatch
 from oled.running.decode.common import Mode, choose, end_tokens, refuse_canvas, require, script_of
@@ -55,7 +55,7 @@ class Autoregressive:
         self,
         model: PreTrainedModel,
         requests: Sequence[Request],
-        announce: Announce = unheard,
+        announce: Announce = ignore_pass,
     ) -> Iterator[Pass]:
         """Decode a batch with resolved settings; yield after every run of the model."""
         if self.eos_ids is None:

@@ -57,10 +57,10 @@ class Pass:
 
 
 Announce = Callable[[Pass], None]
-"""Hears of each pass before it runs: its confidences are not known, and nothing is accepted yet."""
+"""Callback run before each pass; confidences and accepted tokens are not set yet."""
 
 
-def unheard(_: Pass) -> None:
+def ignore_pass(_: Pass) -> None:
     """Ignore a coming pass."""
 
 

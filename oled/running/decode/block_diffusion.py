@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
-from oled.running.decode.batch import Announce, Pass, Request, Row, Share, columns_of, unheard
+from oled.running.decode.batch import Announce, Pass, Request, Row, Share, columns_of, ignore_pass
 from oled.running.decode.cache import CachedBatch
 from oled.running.decode.common import Mode, choose, end_tokens, refuse_canvas, require, script_of
 from oled.trace.schema import ConfidenceKind, Phase
@@ -74,7 +74,7 @@ class BlockDiffusion:
         self,
         model: PreTrainedModel,
         requests: Sequence[Request],
-        announce: Announce = unheard,
+        announce: Announce = ignore_pass,
     ) -> Iterator[Pass]:
         """Decode a batch with resolved settings; yield after every run of the model."""
         return BlockLoop(self, *self.resolved(), model, requests, announce).passes()

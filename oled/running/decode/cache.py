@@ -143,7 +143,7 @@ class CachedCanvases(CachedRows):
     def denoise(self, canvases: Ints, conditioning: Tensor | None) -> Tensor:
         """Return logits [B, C, V] of canvases [B, C] behind the cache, which stays as it is.
 
-        `conditioning` [B, C, V] is what the pass before it said of the same canvases.
+        `conditioning` [B, C, V] are the logits of the pass before over the same canvases.
         """
         own = self.own_positions(canvases.shape[1])
         logits: Tensor = self.model(

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
-from oled.running.decode.batch import Announce, Pass, Request, Row, Share, columns_of, unheard
+from oled.running.decode.batch import Announce, Pass, Request, Row, Share, columns_of, ignore_pass
 from oled.running.decode.cache import CachedCanvases
 from oled.running.decode.canvas import Canvases, Rules
 from oled.running.decode.common import canvas_length, choose, end_tokens, require
@@ -88,7 +88,7 @@ class CanvasDiffusion:
         self,
         model: PreTrainedModel,
         requests: Sequence[Request],
-        announce: Announce = unheard,
+        announce: Announce = ignore_pass,
     ) -> Iterator[Pass]:
         """Decode a batch with resolved settings; yield after every run of the model."""
         if self.canvas_length is None or self.eos_ids is None:

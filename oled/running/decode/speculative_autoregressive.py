@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oled.errors import UserError
 from oled.running.decode.autoregressive import Autoregressive
-from oled.running.decode.batch import Announce, Pass, Request, Row, Share, unheard
+from oled.running.decode.batch import Announce, Pass, Request, Row, Share, ignore_pass
 from oled.running.decode.cache import CachedBatch
 from oled.running.decode.common import Mode, choose
 from oled.running.decode.speculation import Drafting, VerifySet, refuse_batches
@@ -37,14 +37,14 @@ class SpeculativeAutoregressive(Autoregressive):
     def resolve(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return settings with end tokens. Raises UserError where drafts can not be verified."""
         if self.mode is Mode.FORCED:
-            raise UserError("decode.mode=forced leaves a draft of tokens nothing to decide")
+            raise UserError("decode.mode=forced decides every token: drafts need decode.mode=free")
         resolved = Autoregressive.resolve(self, model, tokenizer)
         if "sliding_attention" in (
             model.config.get_text_config().to_dict().get("layer_types") or ()
         ):
             raise UserError(
-                f"'{model.config.model_type}' forgets keys (sliding windows): drafts can not be "
-                f"taken back"
+                f"'{model.config.model_type}' drops cached keys (sliding windows): rejected "
+                f"drafts could not be removed; use decode=autoregressive"
             )
         Draft(model, self.draft.experts)
         return resolved
@@ -53,7 +53,7 @@ class SpeculativeAutoregressive(Autoregressive):
         self,
         model: PreTrainedModel,
         requests: Sequence[Request],
-        announce: Announce = unheard,
+        announce: Announce = ignore_pass,
     ) -> Iterator[Pass]:
         """Decode one prompt with resolved settings; yield after every run of the model."""
         if self.eos_ids is None:
@@ -130,8 +130,10 @@ class _Loop:
         self.batch.drop(columns)
 
     def _follow(self, phase: Phase, share: Share, logits: Tensor) -> Pass:
-        """Write the model's tokens along the last n positions, whose logits [n, V] are known; what
-        was drafted in vain leaves the cache."""
+        """Write the model's tokens along the last n positions, by their logits [n, V].
+
+        Rejected drafts leave the cache.
+        """
         row, (confidence, choice) = self.row, choose(logits)
         first = len(share.tokens) - len(choice)
         share.confidence[first:] = confidence
@@ -139,10 +141,10 @@ class _Loop:
         written: list[tuple[int, int]] = []
         before = row.delivered
         while len(written) < count and not row.finished:
-            place = len(written)
-            position = share.positions[first + place : first + place + 1] + 1
-            share.accepted[first + place] = True
-            row.write(position, choice[place : place + 1])
+            column = len(written)
+            position = share.positions[first + column : first + column + 1] + 1
+            share.accepted[first + column] = True
+            row.write(position, choice[column : column + 1])
             written += row.written(position)
             row.deliver(self.eos_ids)
         kept = max(1, len(written))

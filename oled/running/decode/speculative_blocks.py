@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oled.running.decode.batch import Announce, Pass, Request, Row, Share, unheard
+from oled.running.decode.batch import Announce, Pass, Request, Row, Share, ignore_pass
 from oled.running.decode.block_diffusion import BlockDiffusion, BlockIds, BlockLoop
 from oled.running.decode.common import choose
 from oled.running.decode.speculation import Drafting, VerifySet, refuse_batches
@@ -47,7 +47,7 @@ class SpeculativeBlocks(BlockDiffusion):
         self,
         model: PreTrainedModel,
         requests: Sequence[Request],
-        announce: Announce = unheard,
+        announce: Announce = ignore_pass,
     ) -> Iterator[Pass]:
         """Decode one prompt with resolved settings; yield after every run of the model."""
         refuse_batches(requests)

@@ -206,7 +206,7 @@ def test_halves_are_not_divided_again() -> None:
 def test_sources_are_their_own() -> None:
     with pytest.raises(UserError, match="a source has another source"):
         PathPlan((np.array([1, 2, 2]),))
-    with pytest.raises(UserError, match="no expert of the layer"):
+    with pytest.raises(UserError, match="not an expert of the layer"):
         PathPlan((np.array([0, 3, 2]),))
     for share in (0.25, 0.5, 1.0):
         plan = PathPlan.at_random((16, 12), share, 3, seed=4)
