@@ -80,7 +80,7 @@ class Forecast:
         return best
 
     def load(self) -> Doubles:
-        """Return each rank's predicted compute in each step, f64[W, R]; standby copies join in."""
+        """Return each rank's predicted compute f64[W, R]; standby copies are used one by one."""
         ranks = len(self.holds)
         first = (self.primary[:, None] == np.arange(ranks)).astype(np.float64)
         load: Doubles = self.weight @ first
@@ -106,7 +106,7 @@ class Forecast:
         return float(2 * slowest * len(self.weight))
 
     def _copy_ns(self, change: Change, busiest: int) -> float:
-        """Return the copy time of a change, ns; a swap goes both ways at once."""
+        """Return the ns of a change: a copy from the busiest rank, or a swap both ways at once."""
         link = self.prices.topology.ns_per_byte
         there = link[busiest, change.rank]
         back = link[change.rank, busiest] if change.swap else 0.0

@@ -24,7 +24,7 @@ class Mode(StrEnum):
 
 
 def require(allowed: bool, key: str, value: Any, what: str) -> None:
-    """Raise UserError for a setting unless it holds."""
+    """Raise UserError, which names the setting and what it must be, unless it is allowed."""
     if not allowed:
         raise UserError(f"decode.{key} is {value}; it must be {what}")
 

@@ -109,7 +109,7 @@ class SpeculativeLoop(BlockLoop):
         state, reached = State(row.tokens[here].copy(), row.open[here].copy()), 1.0
         needs = VerifySet(self.drafting)
         while len(states) < self.drafting.most and not state.open.all():
-            share = replace(_of(base, [state]), step=base.step + len(states))
+            share = replace(_share_of(base, [state]), step=base.step + len(states))
             self.announce(Pass(Phase.DRAFT, self.length, (share,)))
             with self.draft:
                 logits = self.batch.run(state.tokens[None], keep=False)
@@ -127,7 +127,7 @@ class SpeculativeLoop(BlockLoop):
 
     def _verify(self, row: Row, base: Share, states: Sequence[State]) -> Share:
         """Run the model on all states in one pass; open what it decides along the accepted ones."""
-        coming = _of(base, states)
+        coming = _share_of(base, states)
         self.announce(Pass(Phase.VERIFY, len(coming.positions), (coming,)))
         logits = self.batch.run_states(np.stack([state.tokens for state in states]))
         confidence, choice = choose(logits, self.ids.mask)
@@ -158,7 +158,7 @@ class SpeculativeLoop(BlockLoop):
         return State(np.where(opened, choice, state.tokens), state.open | opened), opened
 
 
-def _of(base: Share, states: Sequence[State]) -> Share:
+def _share_of(base: Share, states: Sequence[State]) -> Share:
     """Return the share of a pass over these states of the block of `base`."""
     number = len(states)
     opened = np.concatenate([state.open for state in states])
