@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from oled.atomic import replaced_file
 from oled.errors import UserError
 from oled.live.direct_io import BLOCK_BYTES, rounded_up
 from oled.live.kernels import ExpertForm
@@ -119,7 +119,6 @@ class ExpertFile:
 
     def _write(self, header: bytes, rows: Iterable[Array]) -> None:
         """Write all rows beside the file, have them on the disk, and give them their name."""
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         padding = bytes(self.row_bytes - self.expert_bytes)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,15 +126,10 @@ class ExpertFile:
             if self.file_bytes > free:
                 needed = f"{self.file_bytes:,} bytes are needed, {free:,} are free"
                 raise OSError(errno.ENOSPC, needed)
-            with beside.open("wb") as file:
+            with replaced_file(self.path, sync=True) as beside, beside.open("wb") as file:
                 file.write(header)
                 for row in rows:
                     file.write(row.data)
                     file.write(padding)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self.path)
         except OSError as error:
             raise UserError(f"{self.path}: {error.strerror}") from error
-        finally:
-            beside.unlink(missing_ok=True)

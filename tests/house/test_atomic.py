@@ -80,7 +80,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
     ("pattern", "home"),
     [
         (
-            r"\.rename\(|os\.replace\(|getpid\(\)|with_suffix\(.\.(new|tmp)",
+            r"\.rename\(|os\.replace\(|getpid\(\)\}|with_suffix\(.\.(new|tmp)",
             {"atomic.py", "trace/parts.py"},
         ),
         (r"^(Ints|Floats|Doubles|Bools|Array|Flags|Mask) = NDArray", {"types.py"}),
