@@ -204,7 +204,7 @@ def test_halves_are_not_divided_again() -> None:
 
 
 def test_sources_are_their_own() -> None:
-    with pytest.raises(UserError, match="a source has another source"):
+    with pytest.raises(UserError, match="a source must be its own source"):
         PathPlan((np.array([1, 2, 2]),))
     with pytest.raises(UserError, match="not an expert of the layer"):
         PathPlan((np.array([0, 3, 2]),))
