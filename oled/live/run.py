@@ -122,7 +122,7 @@ def live_run(
     with threads_for(loaded.model), live, stand_ins:
         texts, passes, times = _decode(loaded, decoding, requests, live)
     decoded = tuple(texts), tuple(passes), np.array(times, np.int64)
-    return _result(decoded, offloaded, (budget, costs, preflight, beside), geometry)
+    return _result(decoded, live, (budget, costs, preflight, beside), geometry)
 
 
 def _result(
@@ -158,7 +158,7 @@ def _result(
 def _refuse_what_cannot_run(
     composition: Composition,
     settings: Settings,
-    decode: Decoding | Along,
+    decode: Decoding | TeacherForcing,
     calibration: Calibration | None,
     kind: Kind[Any],
 ) -> None:
