@@ -14,6 +14,7 @@ from oled.cli.usage import UsageError
 from oled.cli.verbs import Arguments, Subparsers, add_verb
 from oled.errors import UserError, nearest
 from oled.paths import bundled_traces, plots_dir, trace_path
+from oled.results.text import aligned
 
 VERBS = {
     "check": "prove a trace whole, or say where it is not",
@@ -161,12 +162,9 @@ def _list(arguments: Arguments) -> int:
     if arguments.kind not in LISTS:
         raise UsageError(f"there is no list '{arguments.kind}'; {nearest(arguments.kind, LISTS)}")
     rows = LISTS[arguments.kind]()
-    width = max((len(row[0]) for row in rows), default=0)
     fields = ("name", "description", "needs")
     data = [dict(zip(fields, row, strict=False)) for row in rows]
-    lines = [
-        f"{name:{width}}  {'  · needs '.join(filter(None, rest))}".rstrip() for name, *rest in rows
-    ]
+    lines = [aligned((name, "  · needs ".join(filter(None, rest))) for name, *rest in rows)]
     _show(arguments, data, lines)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from oled.cli.usage import UsageError
 from oled.cli.verbs import Arguments, Subparsers, add_verb
 from oled.paths import trace_path
+from oled.results.text import aligned
 
 VERBS = {
     "import": "a trace from another tool's recording",
@@ -156,20 +157,13 @@ def _lines(table: dict[str, Any]) -> Iterator[str]:
     """A table's description for people."""
     yield f"{table['table']}: {table['summary']}"
     rows = [(c["name"], c["type"], c["meaning"]) for c in table["columns"]]
-    yield from _aligned(rows)
+    yield aligned(rows, indent="  ")
     yield f"  SQL     {table['query']}"
     yield f"  pandas  {table['frame']}"
     if table["rows"]:
         names = tuple(table["rows"][0])
         yield ""
-        yield from _aligned([names, *(tuple(map(_cell, r.values())) for r in table["rows"])])
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
-        yield ("  " + "  ".join(cells)).rstrip()
+        yield aligned([tuple(map(_cell, r.values())) for r in table["rows"]], names, indent="  ")
 
 
 def _cell(value: Any) -> str:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from oled.atomic import replaced_file, write_text
 from oled.errors import UserError
+from oled.results.text import aligned
 from oled.sim.settings import SETTINGS
 
 METRICS, TABLE = "metrics.json", "results.parquet"
@@ -105,27 +106,29 @@ REFERENCES = {
 def comparison(table: pd.DataFrame) -> str:
     """Policies against cache sizes, references below: TPOT in ms and over the ideal, hit rate."""
     sizes = list(dict.fromkeys(table["slots"]))
-    width = 26
-    head = "".join(
-        f"{f'{size} slots: TPOT ms':>20}{'x ideal':>9}{'hit rate':>10}" for size in sizes
-    )
-    lines = [f"{'policy':{width}}{head}"]
+    headers = ["policy"]
+    for size in sizes:
+        headers += [f"{size} slots: TPOT ms", "x ideal", "hit rate"]
+    rows = []
     for policy in dict.fromkeys(table["policy"]):
-        rows = [table[(table["policy"] == policy) & (table["slots"] == size)] for size in sizes]
-        lines.append(f"{policy:{width}}{''.join(_cells(row, '') for row in rows)}")
+        of_policy = table[table["policy"] == policy]
+        rows.append([policy, *_cells(of_policy, sizes, "")])
     for name, text in REFERENCES.items():
         if f"{name}_tpot_ns" in table:
-            rows = [table[table["slots"] == size].head(1) for size in sizes]
-            lines.append(f"{text:{width}}{''.join(_cells(row, f'{name}_') for row in rows)}")
-    return "\n".join(lines)
+            rows.append([text, *_cells(table, sizes, f"{name}_")])
+    return aligned(rows, headers, right=1)
 
 
-def _cells(row: pd.DataFrame, prefix: str) -> str:
-    """One configuration's TPOT, its ratio to the ideal and its hit rate."""
-    if row.empty:
-        return " " * 39
-    first = row.iloc[0]
-    tpot = first[f"{prefix}tpot_ns"]
-    hit = f"{prefix}hit_rate"
-    hits = f"{first[hit]:.3f}" if hit in row else "-"
-    return f"{tpot / 1e6:20.3f}{tpot / first['ideal_tpot_ns']:9.2f}{hits:>10}"
+def _cells(rows: pd.DataFrame, sizes: Iterable[str], prefix: str) -> list[str]:
+    """Return TPOT, its ratio to the ideal and the hit rate at each size, from its first row."""
+    cells = []
+    for size in sizes:
+        row = rows[rows["slots"] == size]
+        if row.empty:
+            cells += [""] * 3
+            continue
+        first = row.iloc[0]
+        tpot, hit = first[f"{prefix}tpot_ns"], f"{prefix}hit_rate"
+        hits = f"{first[hit]:.3f}" if hit in row else "-"
+        cells += [f"{tpot / 1e6:.3f}", f"{tpot / first['ideal_tpot_ns']:.2f}", hits]
+    return cells
