@@ -1,6 +1,6 @@
 """Time to the first token by system, a panel a shape, a group of bars a workload.
 
-Reads a results table: policy, trace.geometry, trace.workload, ttft_ns.
+Reads a results table: policy, trace.geometry, trace.workload, prefill_ns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from . import style
 
-NEEDS = ("policy", "trace.geometry", "trace.workload", "ttft_ns")
+NEEDS = ("policy", "trace.geometry", "trace.workload", "prefill_ns")
 
 
 def draw(table: pd.DataFrame) -> Figure:
@@ -32,7 +32,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 own = rows[rows["policy"] == policy].set_index("trace.workload")
                 axes.bar(
                     [place + width * (number - len(policies) / 2) for place in range(len(own))],
-                    (own.loc[workloads, "ttft_ns"] / 1e6).to_list(),
+                    (own.loc[workloads, "prefill_ns"] / 1e6).to_list(),
                     width,
                     color=look.color,
                     hatch=look.hatch,

@@ -29,7 +29,7 @@ def rows(run: Run) -> pd.DataFrame:
 
 def summary(table: pd.DataFrame) -> str:
     shown = named(table)
-    times = zip(shown["ttft_ns"], shown["phases.prefill.hit_rate"], strict=True)
+    times = zip(shown["prefill_ns"], shown["phases.prefill.hit_rate"], strict=True)
     shown = shown.assign(
         place=shown["shape"] + ", " + shown["workload"],
         cell=[f"{ttft / 1e6:.0f}, {hit:.2f}" for ttft, hit in times],
@@ -42,9 +42,9 @@ def summary(table: pd.DataFrame) -> str:
 
 def claims(table: pd.DataFrame) -> list[Claim]:
     table = named(table)
-    own = table.loc[table["policy"] == "oled", [*KEY, "ttft_ns", "requests.prefill_ns"]]
+    own = table.loc[table["policy"] == "oled", [*KEY, "prefill_ns", "requests.prefill_ns"]]
     both = pick(table, policy=common.SYSTEMS).merge(own, on=KEY, suffixes=("", "_oled"))
-    both = both.assign(speedup=both["ttft_ns"] / both["ttft_ns_oled"])
+    both = both.assign(speedup=both["prefill_ns"] / both["prefill_ns_oled"])
     named_ones = pick(both, policy=common.PAPERS)["speedup"]
     lines = [
         Claim(

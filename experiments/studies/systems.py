@@ -205,7 +205,7 @@ def _cells(rows: pd.DataFrame, system: str, suffix: str) -> dict[str, str]:
     row = rows.loc[system]
     values = (
         f"{row['tpot_ns'] / 1e6:.2f}",
-        f"{row['h2d_bytes_per_token'] / 1e6:.0f}",
+        f"{row['decode_h2d_bytes_per_token'] / 1e6:.0f}",
         f"{row['hit_rate']:.3f}",
     )
     return dict(zip(heads, values, strict=True))

@@ -96,7 +96,7 @@ FIGURES = [
         "Temporal Router: bytes a token over LRU's",
         974 / 1407,
         f"{ROUTERS}, 974 and 1407 MB",
-        lambda side: side.over("lru", "temporal_router", "h2d_bytes_per_token"),
+        lambda side: side.over("lru", "temporal_router", "decode_h2d_bytes_per_token"),
         why="the same",
     ),
     Published(
@@ -110,7 +110,7 @@ FIGURES = [
         "Spatio-Temporal Router: bytes a token over LRU's",
         1474 / 1407,
         f"{ROUTERS}, 1474 and 1407 MB",
-        lambda side: side.over("lru", "spatio_temporal_router", "h2d_bytes_per_token"),
+        lambda side: side.over("lru", "spatio_temporal_router", "decode_h2d_bytes_per_token"),
         why="the same",
     ),
     Published(
@@ -198,7 +198,10 @@ def _without_figure(sides: dict[tuple[str, bool], Side]) -> list[Claim]:
     for (name, large), side in sides.items():
         if large:
             continue
-        faster, less = side.over("spice", "lru"), side.over("lru", "spice", "h2d_bytes_per_token")
+        faster, less = (
+            side.over("spice", "lru"),
+            side.over("lru", "spice", "decode_h2d_bytes_per_token"),
+        )
         lines.append(
             Claim(
                 f"SPICE: time over its own, at most; {name}, over LRU",

@@ -84,8 +84,8 @@ def cells(subject: PreparedTrace) -> Iterator[str]:
         yield (
             f"{one['tpot_ns'] / 1e6:.2f} ({one['undrafted_tpot_ns'] / 1e6:.2f}), "
             f"{one['phases']['verify']['hit_rate']:.3f} ({one['undrafted_hit_rate']:.3f}), "
-            f"{one['h2d_bytes_per_token'] / 1e6:.0f} "
-            f"({one['undrafted_h2d_bytes_per_token'] / 1e6:.0f}), "
+            f"{one['decode_h2d_bytes_per_token'] / 1e6:.0f} "
+            f"({one['undrafted_decode_h2d_bytes_per_token'] / 1e6:.0f}), "
             f"{one['relative_verify_cost']:.2f}"
         )
 

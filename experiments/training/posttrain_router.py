@@ -158,7 +158,7 @@ def traffic(model: Any, heads: Path, prompts: Any, out: Path, settings: Settings
         result = simulate(
             subject, policy, slots=settings.slots, geometry="llada2_mini", references=False
         ).metrics
-        keys = ("hit_rate", "h2d_bytes_per_token", "tpot_ns")
+        keys = ("hit_rate", "decode_h2d_bytes_per_token", "tpot_ns")
         found[policy] = {key: result[key] for key in keys}
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from oled.errors import UserError
-from oled.models.geometry import BF16, ModelGeometry
+from oled.models.geometry import ModelGeometry
 from oled.sim.calibration import Calibration
 from oled.sim.prepared import PreparedTrace
 
@@ -140,8 +140,8 @@ def fit(
     if staging < 0:
         raise UserError(f"staging is {staging}; it must be 0 or more")
     layers = len(model.moe_layers)
-    dense = round(model.other_params * BF16)
-    kv_cache = model.kv_bytes_per_token * context * batch_size
+    dense = model.other_bytes
+    kv_cache = model.kv_bytes_total(context) * batch_size
     left = gpu_memory - dense - kv_cache - RESERVE_BYTES - staging * model.expert_bytes
     slots = int(np.clip(left // (layers * model.expert_bytes), 0, model.num_experts))
     popular, share = ((), None) if trace is None else _popular(trace, model, slots)

@@ -13,16 +13,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from oled.hardware import dense as around
 from oled.hardware import formulas
 from oled.hardware.bound import subadditive_minorant
-from oled.hardware.labels import extrapolations
+from oled.hardware.labels import caps, extrapolations, without_effect
 from oled.hardware.profile import Profile
 from oled.hardware.runtime import Runtime
 from oled.hardware.shape import ExpertShape, resolve
 from oled.hardware.tables import matching
 from oled.models.catalogue import ModelGeometry
 from oled.trace.schema import Geometry, Phase
-from oled.trace.steps import Steps
+from oled.trace.steps import Rows, Steps
 from oled.types import Ints
 
 Kernel = Literal["tuned", "torch"]
@@ -76,9 +77,12 @@ def build_costs(
     *,
     kernel: Kernel = "tuned",
     pinned: bool = True,
+    rows: Rows | None = None,
 ) -> CostTables:
     """The tables for forwards of `tokens` [F] over `context` [F] cached tokens.
 
+    In a batch `rows` says which tokens belong to one sequence and what each attends to; without,
+    every forward is one.
     `geometry_override` keeps the trace's layers, experts and top-k and takes expert bytes, dense
     and head times of another model: results are labelled *rescaled*. A trace whose model is not in
     the catalogue has no dense and head times, and without the width of its experts these cost their
@@ -86,6 +90,8 @@ def build_costs(
     """
     tokens = np.asarray(tokens, dtype=np.int64)
     context = np.asarray(context, dtype=np.int64)
+    if rows is None:
+        rows = Rows(np.arange(tokens.size), tokens, context)
     shapes = resolve(geometry, geometry_override)
     most_tokens = max(max_group_tokens, int(tokens.max(initial=1)))
     most_experts = max(geometry.experts_per_layer)
@@ -93,9 +99,9 @@ def build_costs(
 
     dense, head = np.zeros_like(tokens), np.zeros_like(tokens)
     if shapes.model is not None:
-        params = formulas.moe_layer_params(shapes.model)
-        dense = _integer(formulas.dense_layer(profile, shapes.model, params, tokens, context))
-        head = _integer(formulas.head(profile, shapes.model, tokens, context))
+        params = shapes.model.moe_layer_params
+        dense = _integer(around.dense_layer(profile, shapes.model, params, tokens, rows))
+        head = _integer(around.head(profile, shapes.model, tokens, rows))
     gpu_kernel = np.stack(
         [_gpu_group(profile, expert, most_tokens, most_experts) for expert in shapes.experts]
     )
@@ -104,7 +110,10 @@ def build_costs(
         for expert in shapes.experts
     ]
     gpu = np.maximum(gpu_kernel, np.array(calls, dtype=np.int64)[:, None, :])
-    both = int(1e6 * formulas.contention(profile, tuned, pinned))
+    both = min(
+        int(1e6 * formulas.contention(profile, expert.stored_bytes, tuned, pinned))
+        for expert in shapes.experts
+    )
     size = shapes.activation_bytes * np.arange(most_tokens + 1)
     return CostTables(
         head_ns=head,
@@ -136,8 +145,14 @@ def build_costs(
         labels=(
             *shapes.labels,
             *extrapolations(
-                profile, shapes, int((tokens + context).max(initial=0)), most_tokens, most_experts
+                profile,
+                shapes,
+                int((rows.tokens + rows.context).max(initial=0)),
+                most_tokens,
+                most_experts,
             ),
+            *caps(profile, tuned, pinned),
+            *without_effect(profile, shapes, tuned, pinned),
         ),
         provenance={
             "profile": profile.name,
@@ -214,6 +229,8 @@ def cpu_expert_ns(profile: Profile, expert: ExpertShape, tokens: int, tuned: boo
         times = formulas.cpu_expert(profile, expert, np.arange(tokens + 1), tuned)
     else:
         times = table.lookup(formula, tokens, 1)[:, 1]
+        stream = expert.bytes / profile.cpu_stream.base * 1e9
+        times = np.maximum(times, np.where(np.arange(tokens + 1) > 0, stream, 0.0))
     return _integer(expert.share * times)
 
 

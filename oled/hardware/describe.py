@@ -10,7 +10,8 @@ from oled.hardware import formulas
 from oled.hardware.costs import cpu_expert_ns
 from oled.hardware.profile import DTYPE_BYTES, Profile
 from oled.hardware.shape import ExpertShape
-from oled.models.geometry import BF16, ModelGeometry
+from oled.models.geometry import ModelGeometry
+from oled.models.quant import BF16
 
 _MOST_TOKENS = 4096
 

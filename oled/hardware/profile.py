@@ -100,6 +100,13 @@ class Profile:
         """All numbers by name, tables apart."""
         return {name: getattr(self, name) for name in DIMENSIONS}
 
+    def scaled(self, name: str, factor: float) -> Self:
+        """Return the profile with one number, at both its ends, times `factor`."""
+        quantity = self.quantities()[name]
+        value = factor * quantity.value
+        change: dict[str, Any] = {name: replace(quantity, value=value, low=value, high=value)}
+        return replace(self, **change)
+
     def at(self, bound: Bound) -> Self:
         """The profile with each number at its low, high, fast or slow end.
 

@@ -59,20 +59,34 @@ def resolve(geometry: Geometry, override: ModelGeometry | None) -> Shapes:
     kinds = sorted(set(layers))
     model = MODELS.get(geometry.name or "")
     hidden, width = geometry.hidden_size, geometry.moe_intermediate_size
-    params = 3 * hidden * width if hidden is not None and width is not None else 0
     labels = []
     if model is None:
         labels.append("partial_cost: no dense and head times (the model is not in the catalogue)")
-    if not params:
+    plane = (hidden or 0) * (width or 0)
+    if not plane:
         labels.append("partial_cost: experts cost their bytes only (their width is not known)")
     return Shapes(
-        experts=tuple(ExpertShape(b, 2 * params, geometry.top_k, part) for b, part in kinds),
+        experts=tuple(
+            ExpertShape(
+                b,
+                2 * plane * (_matrices(b, plane) if model is None else model.matrices),
+                geometry.top_k,
+                part,
+            )
+            for b, part in kinds
+        ),
         layer_class=tuple(kinds.index(layer) for layer in layers),
         model=model,
         name=geometry.name or "the trace's own geometry",
         activation_bytes=2 * (hidden or 0),
         labels=(*labels, *_part_labels(geometry)),
     )
+
+
+def _matrices(size: int, plane: int) -> int:
+    """Matrices of an expert of `size` bytes: 2 where that many of `plane` weights of 4, 2 or 1
+    bytes are exactly its size (experts without a gate), else 3."""
+    return 2 if size in (2 * 4 * plane, 2 * 2 * plane, 2 * plane) else 3
 
 
 def _part_labels(geometry: Geometry) -> list[str]:

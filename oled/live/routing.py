@@ -16,7 +16,7 @@ from oled.sim.settings import Settings
 from oled.trace import Trace, batch
 from oled.trace.batch import lockstep
 from oled.trace.schema import Geometry
-from oled.trace.steps import Steps, rows_of_steps
+from oled.trace.steps import Rows, Steps, rows_of_steps
 from oled.types import Floats
 
 
@@ -66,6 +66,14 @@ def members_of(steps: Steps, joined: Steps, rows: int) -> list[list[int]]:
     return found
 
 
+def _rows_between(steps: Steps, first: int, last: int) -> Rows | None:
+    if steps.rows is None:
+        return None
+    inside = (steps.rows.forward >= first) & (steps.rows.forward < last)
+    forward, tokens, context = (column[inside] for column in steps.rows)
+    return Rows(forward - first, tokens, context)
+
+
 def cut(steps: Steps, first: int, forwards: int) -> Steps:
     """The steps of a window of forwards, numbered from 0."""
     last = min(first + forwards, steps.num_forwards)
@@ -97,6 +105,7 @@ def cut(steps: Steps, first: int, forwards: int) -> Steps:
         expert_bytes=steps.expert_bytes,
         top_k=steps.top_k,
         scores=None if steps.scores is None else steps.scores[step_lo:step_hi],
+        rows=_rows_between(steps, first, last),
     )
     return _with_predictions(window, steps, slice(step_lo, step_hi))
 
@@ -149,4 +158,5 @@ def costs_of(
         model,
         kernel=settings.cpu_kernel,
         pinned=settings.pinned,
+        rows=steps.rows,
     )

@@ -151,7 +151,7 @@ def _result(
         surrogate_bytes=surrogate_bytes,
         entries=np.array(executor.backend.entries, np.int64).reshape(-1, 6),
         layers=geometry.moe_layers,
-        rates=metrics.count_metrics(executor.decider.tally.by_phase),
+        rates=metrics.headline(executor.decider.tally.by_phase),
     )
 
 

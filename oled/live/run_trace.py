@@ -26,7 +26,7 @@ from oled.paths import trace_path
 from oled.policies.composition import Composition
 from oled.sim.api import calibrate, refuse_what_is_missing, rows_of_groups
 from oled.sim.calibration import Calibration
-from oled.sim.metrics import count_metrics, tpot_ns
+from oled.sim.metrics import headline, tpot_ns
 from oled.sim.prepare import Replay, assemble, replay_steps
 from oled.sim.prepared import PreparedTrace
 from oled.sim.settings import Settings
@@ -52,7 +52,7 @@ class TraceRun:
     def summary(self) -> dict[str, Any]:
         """Flat figures. Simulated times mean something beside live ones only where paced."""
         tally = self.simulated.tally
-        counts: Mapping[str, Any] = count_metrics(tally.by_phase)
+        counts: Mapping[str, Any] = headline(tally.by_phase)
         return {
             "forwards": self.steps.num_forwards,
             "layer_steps": self.steps.num_steps,

@@ -8,7 +8,8 @@ are: *configuration* (read in a published one), *unverified* (at least one numbe
 from __future__ import annotations
 
 from oled.errors import UserError, nearest
-from oled.models.geometry import MXFP4, ModelGeometry
+from oled.models.geometry import ModelGeometry
+from oled.models.quant import WEIGHT_BYTES
 
 _CATALOGUE = (
     ModelGeometry(
@@ -133,8 +134,10 @@ _CATALOGUE = (
         vocab_size=262144,
         block_length=256,
         tied_embeddings=True,
+        window=512,
+        window_layers=25,
         source="a copy of DiffusionGemma-26B-A4B's config.json; expert width fits 25.2 B in all; "
-        "global layers have larger heads, not regarded",
+        "windows as in transformers' defaults; global layers have larger heads, not regarded",
         tag="unverified",
     ),
     ModelGeometry(
@@ -209,8 +212,10 @@ _CATALOGUE = (
         num_kv_heads=8,
         head_dim=64,
         vocab_size=201088,
-        weight_bytes=MXFP4,
+        weight_bytes=WEIGHT_BYTES["mxfp4"],
         expert_biases=True,
+        window=128,
+        window_layers=12,
         source="slime's launch script of gpt-oss-20b; experts as published, in MXFP4",
     ),
     ModelGeometry(
@@ -225,8 +230,10 @@ _CATALOGUE = (
         num_kv_heads=8,
         head_dim=64,
         vocab_size=201088,
-        weight_bytes=MXFP4,
+        weight_bytes=WEIGHT_BYTES["mxfp4"],
         expert_biases=True,
+        window=128,
+        window_layers=18,
         source="transformers' defaults of GptOssConfig; experts as published, in MXFP4",
     ),
     ModelGeometry(
@@ -253,10 +260,14 @@ MODELS = {model.name: model for model in _CATALOGUE}
 
 
 def model_geometry(name: str) -> ModelGeometry:
-    """Return the shape of a model. Raises UserError, which names the nearest known model."""
-    if name not in MODELS:
-        raise UserError(f"no model geometry '{name}': {nearest(name, MODELS)}")
-    return MODELS[name]
+    """Return the shape of the model `name`, or of `NAME@FORMAT`, its experts stored in FORMAT.
+
+    Raises: UserError, with the nearest known one, for an unknown model or format.
+    """
+    model, at, quant = name.partition("@")
+    if model not in MODELS:
+        raise UserError(f"no model geometry '{model}': {nearest(model, MODELS)}")
+    return MODELS[model].quantized(quant) if at else MODELS[model]
 
 
 __all__ = ["MODELS", "ModelGeometry", "model_geometry"]

@@ -116,6 +116,7 @@ def _costs(
         profile,
         runtime,
         other,
+        rows=routing.shares,
     )
 
 
@@ -139,7 +140,16 @@ def _on_one_gpu(
     """Return the TPOT of one GPU that holds everything, without policy and runtime."""
     steps = routing.steps
     most = int(steps.tokens.max(initial=1))
-    costs = build_costs(trace.geometry, steps.tokens, steps.context, most, profile, runtime, other)
+    costs = build_costs(
+        trace.geometry,
+        steps.tokens,
+        steps.context,
+        most,
+        profile,
+        runtime,
+        other,
+        rows=steps.rows,
+    )
     return m.tpot_ns(references(steps, costs).all_resident_ns, steps, routing.rows)
 
 

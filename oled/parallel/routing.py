@@ -15,7 +15,7 @@ import numpy as np
 
 from oled.trace import NO_EXPERT, TokenState, Trace, batch, build_steps
 from oled.trace.batch import lockstep
-from oled.trace.steps import Steps, dense_layers
+from oled.trace.steps import Rows, Steps, dense_layers
 from oled.types import Ints
 
 
@@ -32,6 +32,7 @@ class Routing:
     expert: Ints  # [N, k], -1 unused
     tokens: Ints  # [F, R] that live on each rank
     context: Ints  # [F, R] cached tokens that these attend to
+    shares: Rows  # the part of each sequence that lives on a rank; its forward is [F * R]
 
     @classmethod
     def of(cls, trace: Trace, ranks: int, batch_size: int) -> Routing:
@@ -43,7 +44,7 @@ class Routing:
         first = np.cumsum(size) - size  # tokens of all members before it
         first -= first[ends[:-1]][joined]  # ... of the same joined forward
         total = np.add.reduceat(size, ends[:-1])
-        tokens, context = _shares(joined, first, size, total, alone.context[members], ranks)
+        tokens, context, shares = _shares(joined, first, size, total, alone.context[members], ranks)
         place = np.empty((2, trace.num_forwards), np.int64)  # by forward of the trace
         place[:, alone.source[members]] = joined, first
         forward, layer, home, expert = _token_rows(trace, place, total, ranks)
@@ -65,14 +66,15 @@ class Routing:
             expert=expert[order],
             tokens=tokens,
             context=context,
+            shares=shares,
         )
 
 
 def _shares(
     joined: Ints, first: Ints, size: Ints, total: Ints, context: Ints, ranks: int
-) -> tuple[Ints, Ints]:
+) -> tuple[Ints, Ints, Rows]:
     """Tokens and context of each rank [F, R]; a row's context counts on each rank with its
-    tokens."""
+    tokens. And the rows of each rank."""
     rank = np.arange(ranks)
     bounds = -(-np.arange(ranks + 1) * total[:, None] // ranks)  # first token of each rank
     low = np.maximum(bounds[joined, :-1], first[:, None])
@@ -81,7 +83,9 @@ def _shares(
     tokens, contexts = np.zeros((2, len(total), rank.size), np.int64)
     np.add.at(tokens, joined, mine)
     np.add.at(contexts, joined, np.where(mine > 0, context[:, None], 0))
-    return tokens, contexts
+    member, place = np.nonzero(mine)
+    rows = Rows(joined[member] * ranks + place, mine[member, place], context[member])
+    return tokens, contexts, rows
 
 
 def _token_rows(

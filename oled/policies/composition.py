@@ -32,7 +32,7 @@ _DEFAULTS = {
     "dispatch": {"_target_": "oled.policies.dispatch.transfer.AllTransfer"},
     "prefetch": {"_target_": "oled.policies.prefetch.none.NoPrefetch"},
 }
-_INITIAL = ("empty", "first", "popular")
+_INITIAL = ("empty", "first", "last", "popular", "popular_overall")
 _PREFILL = ("policy", "stream", "bypass")
 
 
@@ -49,11 +49,15 @@ class Composition:
     prefetch: Prefetch
     admission: Admission
     by_mention: bool = False  # sequential admission in the order of mention, not of ids
-    initial: str = "empty"  # residents at the start: none, the first ids, the most popular
+    initial: str = "empty"  # residents at the start: none, the first or last ids, the most popular
+    # of each layer, or those of one list over all layers, which gives layers unequal slots
     prefill: str = "policy"  # prefill forwards: like the others, streamed, or bypassed
     scope: str | None = None  # overrides cache.scope where the system is one or the other
     overlap: bool = True  # False: copies, GPU and CPU wait for each other
     writes_back: bool = False  # evicted experts are copied to the host first
+    cpu_kernel: str | None = None  # overrides cost.cpu_kernel where the released code has its own
+    pinned: bool | None = None  # overrides cost.pinned likewise
+    runtime: str | None = None  # overrides runtime likewise
     overhead_ns: int | None = None  # policy time of a layer-step; None: the runtime preset's
     predictor: str | None = None  # whose predictions it reads; None: the first that were recorded
     reroute: Reroute | None = None  # a rule that changes routes before anything is decided
@@ -68,7 +72,7 @@ class Composition:
         needs = frozenset[str]().union(*(part.needs for part in self.parts))
         if self.reroute is not None:
             needs |= self.reroute.needs
-        return needs | {"calibration"} if self.initial == "popular" else needs
+        return needs | {"calibration"} if self.initial.startswith("popular") else needs
 
     @property
     def machine_independent(self) -> bool:

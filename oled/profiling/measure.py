@@ -172,6 +172,12 @@ def _formula_of(
     }
 
 
+def _seen(rate: Number, *others: Number) -> Number:
+    """Return `rate` with each end raised to the largest of `others`: memory gave them that much."""
+    ends = {end: max(n[end] for n in (rate, *others)) for end in ("low", "value", "high")}
+    return {**rate, **ends}
+
+
 def _cpu(bench: Bench, model: ModelGeometry, known: Mapping[str, Number]) -> Part:
     """`dram_share` is such that the cost model slows both down as much as was measured."""
     size = _size(bench)
@@ -185,10 +191,12 @@ def _cpu(bench: Bench, model: ModelGeometry, known: Mapping[str, Number]) -> Par
         "copy": together.copy_beside.value / together.copy_alone.value,
     }
     speeds = sorted(min(1.0, 1 / times) for times in slower.values())
-    alone = (read["value"] + known["h2d_pinned"]["value"]) / (moved / stream.value)
+    memory = _seen(rate_of(moved, stream), read, known["h2d_pinned"], known["d2h_pinned"])
+    copy_ns = 1e3 * known["copy_queued"]["value"] + size / known["h2d_pinned"]["value"]
+    alone = (read["value"] + size / copy_ns) / memory["value"]  # as `formulas.contention` does
     low, share, high = speeds[0] * alone, sum(speeds) / 2 * alone, speeds[1] * alone
     numbers = {
-        "cpu_stream": rate_of(moved, stream),
+        "cpu_stream": memory,
         "dram_share": number(
             low, share, high, "1", "derived", "speeds while both run, by rates alone"
         ),

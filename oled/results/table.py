@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ import pandas as pd
 
 from oled.atomic import replaced_file, write_text
 from oled.errors import UserError
+from oled.hardware.labels import advice
 from oled.results.text import aligned
 from oled.sim.settings import SETTINGS
+
+log = logging.getLogger("oled")
 
 METRICS, TABLE = "metrics.json", "results.parquet"
 
@@ -20,7 +25,7 @@ _COLUMNS = {one.name: one.field for one in SETTINGS}
 
 SHOWN = {  # column: (heading, divisor, format)
     "tpot_ns": ("TPOT ms", 1e6, "{:.3f}"),
-    "ttft_ns": ("TTFT ms", 1e6, "{:.2f}"),
+    "prefill_ns": ("prefill ms", 1e6, "{:.2f}"),
     "hit_rate": ("hit rate", 1.0, "{:.3f}"),
     "h2d_bytes": ("copied GiB", 2**30, "{:.2f}"),
     "cpu_executions": ("on CPU", 1.0, "{:.0f}"),
@@ -70,7 +75,27 @@ def read_table(path: str | Path) -> pd.DataFrame:
     done = table[table["error"].isna()] if "error" in table else table
     if done.empty:
         raise UserError(f"{file}: no configuration in it succeeded")
-    return done.reset_index(drop=True)
+    return _in_present_names(done.reset_index(drop=True), file)
+
+
+_BEFORE = {
+    "ttft_ns": "prefill_ns",
+    "h2d_bytes_per_token": "decode_h2d_bytes_per_token",
+    "undrafted_h2d_bytes_per_token": "undrafted_decode_h2d_bytes_per_token",
+}
+"""Names of metrics in tables that were written before docs/metrics.md."""
+
+
+def _in_present_names(table: pd.DataFrame, file: Path) -> pd.DataFrame:
+    """An older table under the names of today, with a note; its counts are of all forwards."""
+    if "prefill_ns" in table or "ttft_ns" not in table:
+        return table
+    log.info(
+        "%s: an older table: ttft_ns is read as prefill_ns, h2d_bytes_per_token as "
+        "decode_h2d_bytes_per_token; its hit rates and counts are of prefill too",
+        file,
+    )
+    return table.set_axis([_BEFORE.get(name, name) for name in table.columns], axis="columns")
 
 
 def column_of(key: str) -> str:
@@ -92,14 +117,24 @@ def as_text(table: pd.DataFrame, columns: Iterable[str] = ("policy", "slots")) -
             shown[heading] = [
                 "-" if pd.isna(value) else form.format(value / divisor) for value in table[column]
             ]
-    return shown.to_string(index=False)
+    return "\n".join([shown.to_string(index=False), *_notes(table)])
+
+
+def _notes(table: pd.DataFrame) -> list[str]:
+    """Return each label of the rows once, with the number of rows, and what to add."""
+    if "provenance.labels" not in table:
+        return []
+    said = [json.loads(text) for text in table["provenance.labels"].dropna()]
+    counts = Counter(label for labels in said for label in dict.fromkeys(labels))
+    notes = [f"note  {label} ({n} of {len(table)} rows)" for label, n in counts.items()]
+    return [*notes, *(f"advice  {text}" for text in advice(counts))]
 
 
 REFERENCES = {
     "ideal": "ideal: every expert a hit",
     "all_resident": "all experts resident",
     "bound_relaxed": "lower bound",
-    "ref_belady_uniform": "Belady, every miss copied",
+    "ref_belady_uniform": "Belady of demand policies",
 }
 
 

@@ -17,6 +17,7 @@ from oled.hardware import CostTables, Profile, Runtime, build_costs, load_profil
 from oled.models.catalogue import model_geometry
 from oled.policies.composition import Composition, load_composition
 from oled.policies.part import INSTEAD, NEEDS
+from oled.policies.retention.belady import BeladyFromTheStart
 from oled.sim import metrics as m
 from oled.sim.calibration import Calibration
 from oled.sim.drafted import beside_plain
@@ -51,17 +52,21 @@ def simulate(
     began = time.perf_counter()
     settings = dataclasses.replace(settings or Settings(), **fields)
     composition = load_composition(policy)
+    settings, runtime, released = as_released(composition, settings, runtime)
     subject = PreparedTrace.of(trace)
+    if settings.confidence == "own":
+        subject = subject.knowing_its_own()
     if "drafts" in composition.needs & subject.lacks:  # a better word than 'no such predictor'
         refuse_what_is_missing(subject, composition)
     if composition.predictor is not None:
         subject = subject.predicting(composition.predictor)
     refuse_what_is_missing(subject, composition)
     learned, learned_from = calibrate(subject, composition, calibration)
+    recorded = subject
     if composition.reroute is not None:
         subject = subject.rerouted(composition.reroute)
     rows = rows_of_groups(subject.steps, settings.batch_size)
-    subject = subject.batched(settings.batch_size)
+    subject, recorded = (s.batched(settings.batch_size) for s in (subject, recorded))
     profile = hardware if isinstance(hardware, Profile) else load_profile(hardware)
     preset = runtime if isinstance(runtime, Runtime) else load_runtime(runtime)
     costs = _costs(subject, profile, preset, settings)
@@ -73,12 +78,15 @@ def simulate(
 
     result: dict[str, Any] = {
         **m.latency_metrics(forward_ns, steps, rows),
-        "h2d_bytes_per_token": m.bytes_per_token(replay.tally.by_phase, steps),
-        **m.count_metrics(replay.tally.by_phase),
+        "decode_h2d_bytes_per_token": m.bytes_per_token(replay.tally.by_phase, steps),
+        **m.headline(replay.tally.by_phase),
         **m.bootstrap(replay.tally.by_phase, forward_ns, steps, rows, settings.seed),
     }
     if settings.references:
-        result.update(_reference_metrics(subject, costs, budget, settings, rows))
+        result.update(_reference_times(subject, recorded, costs, rows))
+        if "order" not in subject.lacks:
+            alike = Alike(composition.initial, learned)
+            result.update(_oracle_metrics(subject, costs, budget, settings, rows, alike))
     if subject.change is not None:
         result.update(subject.change.metrics())
     if subject.drafts is not None:
@@ -107,7 +115,7 @@ def simulate(
         "hardware": profile.name,
         "runtime": preset.name,
         "costs": dict(costs.provenance),
-        "labels": [*costs.labels, *subject.labels, *_label_of(composition)],
+        "labels": [*costs.labels, *subject.labels, *_label_of(composition), *released],
         "versions": _versions(),
     }
     columns = ("accesses", "hits", "transfers", "cpu_executions", "slots", "steps", "time_ns")
@@ -122,7 +130,26 @@ def simulate(
 def _label_of(composition: Composition) -> tuple[str, ...]:
     if not composition.dispatch.drops:
         return ()
-    return ("misses may be approximated (dropped_gate_share): cost only, the text would change",)
+    return (
+        "misses may be approximated (dropped_gate_share): cost only, the text would change; "
+        "bound_relaxed does not hold for it, since it counts the dropped work",
+    )
+
+
+def as_released(
+    composition: Composition, settings: Settings, runtime: str | Path | Mapping[str, Any] | Runtime
+) -> tuple[Settings, str | Path | Mapping[str, Any] | Runtime, list[str]]:
+    """Return the settings and the runtime of a system that has its own, and a label for each."""
+    own = {
+        "cpu_kernel": composition.cpu_kernel,
+        "pinned": composition.pinned,
+    }
+    changed: dict[str, Any] = {key: value for key, value in own.items() if value is not None}
+    labels = [f"as released: cost.{key}={str(value).lower()}" for key, value in changed.items()]
+    if composition.runtime is not None:
+        runtime = composition.runtime
+        labels.append(f"as released: runtime={runtime}")
+    return dataclasses.replace(settings, **changed), runtime, labels
 
 
 def refuse_what_is_missing(subject: PreparedTrace, composition: Composition) -> None:
@@ -189,17 +216,18 @@ def _costs(
         None if settings.geometry is None else model_geometry(settings.geometry),
         kernel=settings.cpu_kernel,
         pinned=settings.pinned,
+        rows=steps.rows,
     )
 
 
-def _reference_metrics(
-    subject: PreparedTrace,
-    costs: CostTables,
-    budget: Budget,
-    settings: Settings,
-    rows: Mapping[int, int],
+def _reference_times(
+    subject: PreparedTrace, recorded: PreparedTrace, costs: CostTables, rows: Mapping[int, int]
 ) -> dict[str, float | None]:
-    """TPOT of the references, and hit rates of the oracles."""
+    """Return the TPOT of the references without a policy.
+
+    `ideal` is of the routes as recorded, the same for every policy; where a rule has changed them
+    `ideal_own` is of the changed ones, and so are the bounds.
+    """
     steps = subject.steps
     times = references(steps, costs)
     found = {
@@ -207,12 +235,23 @@ def _reference_metrics(
         "all_resident_tpot_ns": m.tpot_ns(times.all_resident_ns, steps, rows),
         "bound_relaxed_tpot_ns": m.tpot_ns(times.bound_relaxed_ns, steps, rows),
     }
-    if "order" not in subject.lacks:
-        key = repr((budget.capacity.tolist(), budget.total_bytes, settings, costs.provenance))
-        if key not in subject.memo:
-            subject.memo[key] = _oracle_metrics(subject, costs, budget, settings, rows)
-        found.update(subject.memo[key])
+    if recorded is not subject:
+        common = references(recorded.steps, costs).ideal_ns
+        found["ideal_own_tpot_ns"] = found["ideal_tpot_ns"]
+        found["ideal_tpot_ns"] = m.tpot_ns(common, recorded.steps, rows)
     return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Alike:
+    """What an oracle begins with: the residents of the policy that it stands beside."""
+
+    initial: str
+    learned: Calibration | None
+
+    @property
+    def key(self) -> str:
+        return self.initial if self.learned is None else f"{self.initial} {id(self.learned)}"
 
 
 def _oracle_metrics(
@@ -221,22 +260,32 @@ def _oracle_metrics(
     budget: Budget,
     settings: Settings,
     rows: Mapping[int, int],
+    alike: Alike,
 ) -> dict[str, float | None]:
-    """Replays of Belady with bypass (uniform, pooled) and of a GPU without any resident expert."""
+    """Return the replays of Belady with bypass (uniform, pooled), which begin with the policy's own
+    residents, and of a GPU without any resident expert; remembered with the trace."""
+    given = (budget.capacity.tolist(), budget.total_bytes, settings, costs.provenance, alike.key)
+    key = repr(given)
+    if key in subject.memo:
+        return subject.memo[key]
     staging = settings.staging if settings.unbounded else max(1, settings.staging_slots)
     plain = dataclasses.replace(settings, staging=staging, timeline=None, plans=False)
     empty = Budget(np.zeros_like(budget.capacity), 0)
     found: dict[str, float | None] = {}
-    for name, policy, room in (
-        ("ref_belady_uniform", "oracle", budget),
-        ("ref_belady_pooled", "oracle_pooled", budget),
-        ("no_cache", "inter_iteration", empty),
+    for name, policy, room, initial in (
+        ("ref_belady_uniform", "oracle", budget, alike.initial),
+        ("ref_belady_pooled", "oracle_pooled", budget, alike.initial),
+        ("no_cache", "inter_iteration", empty, "empty"),
     ):
-        replay = subject.replay(costs, load_composition(policy), room, plain)
+        oracle = load_composition(policy)
+        if initial != "empty":
+            oracle = dataclasses.replace(oracle, initial=initial, retention=BeladyFromTheStart())
+        replay = subject.replay(costs, oracle, room, plain, alike.learned)
         forward_ns = replay.tally.end_ns - replay.tally.begin_ns
         found[f"{name}_tpot_ns"] = m.tpot_ns(forward_ns, subject.steps, rows)
         if room is budget:
-            found[f"{name}_hit_rate"] = m.count_metrics(replay.tally.by_phase)["hit_rate"]
+            found[f"{name}_hit_rate"] = m.headline(replay.tally.by_phase)["hit_rate"]
+    subject.memo[key] = found
     return found
 
 

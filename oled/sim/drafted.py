@@ -17,6 +17,12 @@ from oled.sim.settings import Settings
 from oled.sim.slots import Budget
 from oled.trace.schema import Phase
 
+BESIDE_PLAIN = (
+    "undrafted_tpot_ns",
+    "undrafted_hit_rate",
+    "undrafted_decode_h2d_bytes_per_token",
+    "relative_verify_cost",
+)
 LOST = frozenset({"scores"})
 """What plain decoding's reconstruction does not have; policies that need it have no comparison."""
 
@@ -32,9 +38,8 @@ def beside_plain(
 ) -> dict[str, Any]:
     """TPOT, hit rate and bytes of plain decoding under the same policy, and what a verification
     costs relative to a plain step. `costs` are those of `subject.undrafted()`; forward_ns [F]."""
-    names = ("undrafted_tpot_ns", "undrafted_hit_rate", "undrafted_h2d_bytes_per_token")
     if composition.needs & LOST:
-        return dict.fromkeys((*names, "relative_verify_cost"))
+        return dict.fromkeys(BESIDE_PLAIN)
     plain = subject.undrafted().steps
     quiet = dataclasses.replace(settings, timeline=None, plans=False)
     tally = subject.undrafted().replay(costs, composition, budget, quiet, learned).tally
@@ -44,8 +49,8 @@ def beside_plain(
     rows = {int(request): 1 for request in np.unique(plain.request)}
     found = (
         m.tpot_ns(plain_ns, plain, rows),
-        m.count_metrics(tally.by_phase)["hit_rate"],
+        m.headline(tally.by_phase)["hit_rate"],
         m.bytes_per_token(tally.by_phase, plain),
     )
     cost = m.ratio(float(verify.mean()), float(step.mean()))
-    return {**dict(zip(names, found, strict=True)), "relative_verify_cost": cost}
+    return dict(zip(BESIDE_PLAIN, (*found, cost), strict=True))

@@ -38,8 +38,8 @@ _RATIOS = {
     "hit_rate": (r.HITS, r.ACCESSES),
     "hit_rate_tokens": (r.TOKEN_HITS, r.TOKEN_ACCESSES),
     "hit_rate_bytes": (r.BYTES_HIT, r.BYTES_ACCESSED),
-    "hit_rate_attainable": (r.HITS, r.ATTAINABLE),
-    "cache_utilization": (r.HITS, r.SLOTS),
+    "hit_rate_attainable": (r.RESIDENT_HITS, r.ATTAINABLE),
+    "cache_utilization": (r.RESIDENT_HITS, r.SLOTS),
     "dropped_gate_share": (r.DROPPED_MASS, r.GATE_MASS),
     "effective_transfer_ratio": (r.REUSED, r.TRANSFERRED_BEFORE),
     "busy_gpu": (r.BUSY_GPU, r.TIME),
@@ -61,6 +61,16 @@ def count_metrics(rows: Ints) -> dict[str, Any]:
     metrics.update(_adjusted(sums))
     metrics.update({name: int(sums[column]) for name, column in _COUNTS.items()})
     return metrics
+
+
+def headline(by_phase: Ints) -> dict[str, Any]:
+    """Return counts and rates of the decoding forwards, and of all forwards as NAME_all.
+
+    TPOT is of decoding forwards, so what stands beside it is; by_phase i64[requests, phases,
+    COLUMNS].
+    """
+    of_all = {f"{name}_all": value for name, value in count_metrics(by_phase).items()}
+    return {**count_metrics(by_phase[:, list(DECODING)]), **of_all}
 
 
 def _adjusted(sums: Ints) -> dict[str, float | None]:
@@ -110,7 +120,19 @@ def tpot_ns(forward_ns: Ints, steps: Steps, rows: Mapping[int, int]) -> float | 
 
 
 def ttft_ns(forward_ns: Ints, steps: Steps) -> float | None:
-    """Mean over requests of the time to the end of prefill."""
+    """Return the mean over requests of the time to the end of the first forward that accepts
+    tokens; a batch is one request. None where no token was accepted."""
+    waits = []
+    for request in np.unique(steps.request):
+        own = steps.request == request
+        first = np.flatnonzero(steps.accepted[own] > 0)
+        if first.size:
+            waits.append(int(forward_ns[own][: first[0] + 1].sum()))
+    return ratio(float(sum(waits)), len(waits))
+
+
+def prefill_ns(forward_ns: Ints, steps: Steps) -> float | None:
+    """Return the mean over requests of the time to the end of prefill."""
     prefill = steps.phase == Phase.PREFILL
     return ratio(float(forward_ns[prefill].sum()), np.unique(steps.request[prefill]).size)
 
@@ -120,6 +142,7 @@ def latency_metrics(forward_ns: Ints, steps: Steps, rows: Mapping[int, int]) -> 
     produced = float(steps.produced.sum())
     return {
         "tpot_ns": tpot_ns(forward_ns, steps, rows),
+        "prefill_ns": prefill_ns(forward_ns, steps),
         "ttft_ns": ttft_ns(forward_ns, steps),
         "throughput_tokens_per_s": ratio(1e9 * produced, float(forward_ns.sum())),
         **time_metrics(forward_ns[is_decoding(steps)]),
@@ -142,7 +165,8 @@ def request_times(forward_ns: Ints, steps: Steps) -> dict[str, Ints]:
 def bootstrap(
     by_phase: Ints, forward_ns: Ints, steps: Steps, rows: Mapping[int, int], seed: int
 ) -> dict[str, float | None]:
-    """95 % intervals over requests of TPOT and hit rate: 1,000 resamples of whole requests."""
+    """95 % intervals over requests of TPOT and hit rate, both of decoding forwards: 1,000 resamples
+    of whole requests."""
     groups = np.unique(steps.request)
     names = ("tpot_ns_low", "tpot_ns_high", "hit_rate_low", "hit_rate_high")
     if groups.size < 2:
@@ -151,7 +175,8 @@ def bootstrap(
     times = request_times(forward_ns, steps)["decoding_ns"]
     row_count = np.array([rows[int(g)] for g in groups])
     tokens = np.bincount(place, steps.produced, groups.size) / row_count
-    counts = by_phase.sum(axis=1)[:, [r.HITS, r.ACCESSES]].astype(np.float64)
+    decoded = by_phase[:, list(DECODING)].sum(axis=1)
+    counts = decoded[:, [r.HITS, r.ACCESSES]].astype(np.float64)
     drawn = np.random.default_rng(seed).integers(groups.size, size=(1000, groups.size))
     result: dict[str, float | None] = {}
     for name, over, under in (

@@ -46,6 +46,7 @@ from oled.sim.settings import Settings
 from oled.sim.slots import Budget
 from oled.sim.tally import Tally
 from oled.trace.steps import Steps
+from oled.types import Ints
 
 _PREFILL = {"policy": PREFILL_POLICY, "stream": PREFILL_STREAM, "bypass": PREFILL_BYPASS}
 _UNBOUNDED = 1 << 30  # staging slots of the accounting replay
@@ -126,6 +127,7 @@ def assemble(
     capacity = composition.allocation.initial(
         budget.capacity, steps.num_experts, costs.expert_bytes
     )
+    capacity, start = _initial(composition, capacity, steps, calibration)
     parts = composition.parts
     persistent = settings.lifecycle == "persistent"
     if log_room is None:
@@ -143,7 +145,7 @@ def assemble(
         learned=tuple(part.learned for part in parts),
         work=workload(steps, request, costs, composition, persistent),
         cache=new_cache(steps, costs, budget, calibration),
-        start=Start(_initial(composition, capacity, steps, calibration, pooled), capacity),
+        start=start,
         costs=cost_arrays(steps, costs, composition),
         plan=new_plan(layers, experts),
         side=side_arrays(steps, request, calibration, settings.seed),
@@ -204,21 +206,27 @@ def _window(steps: Steps, settings: Settings) -> tuple[int, int]:
 
 def _initial(
     composition: Composition,
-    capacity: NDArray[np.int64],
+    capacity: Ints,
     steps: Steps,
     calibration: Calibration,
-    pooled: bool,
-) -> NDArray[np.uint8]:
-    """Residents u8[L, E] that are placed free of charge before a request."""
-    resident = np.zeros((steps.num_layers, int(steps.num_experts.max())), np.uint8)
-    if composition.initial == "empty":
-        return resident
-    if pooled:
-        raise UserError(f"policy '{composition.name}': initial residents need cache.scope=layer")
-    for layer, slots in enumerate(capacity):
-        order = np.arange(steps.num_experts[layer])
-        if composition.initial == "popular":
-            popularity = calibration.prior[layer, : steps.num_experts[layer]]
-            order = np.argsort(-popularity, kind="stable")
-        resident[layer, order[:slots]] = 1
-    return resident
+) -> tuple[Ints, Start]:
+    """Return the slots of each layer, and what a request begins with: residents u8[L, E] that are
+    placed free of charge. A list over all layers gives each layer as many slots as it has on it."""
+    shape = (steps.num_layers, int(steps.num_experts.max()))
+    resident = np.zeros(shape, np.uint8)
+    if composition.initial == "popular_overall":
+        exists = np.arange(shape[1]) < steps.num_experts[:, None]
+        popularity = np.where(exists, calibration.prior, -1)
+        order = np.argsort(-popularity, axis=None, kind="stable")
+        resident.flat[order[: int(capacity.sum())]] = 1
+        capacity = resident.sum(axis=1, dtype=np.int64)
+    elif composition.initial != "empty":
+        for layer, slots in enumerate(capacity):
+            order = np.arange(steps.num_experts[layer])
+            if composition.initial == "last":
+                order = order[::-1]
+            if composition.initial == "popular":
+                popularity = calibration.prior[layer, : steps.num_experts[layer]]
+                order = np.argsort(-popularity, kind="stable")
+            resident[layer, order[:slots]] = 1
+    return capacity, Start(resident, capacity)

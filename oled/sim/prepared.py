@@ -39,6 +39,7 @@ class PreparedTrace:
     labels: tuple[str, ...] = ()  # what must stand beside a result
     change: RouteChange | None = None  # what a rule has done to the routes
     drafts: Verifications | None = None  # where tokens were drafted and verified
+    known_before: bool = True  # a forward's confidences are those of the one before
     memo: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     """Oracles computed already, by configuration: they do not depend on the policy."""
     decisions: Decisions | None = None
@@ -51,6 +52,8 @@ class PreparedTrace:
     """The same trace with the predictions of another predictor, once it was asked for."""
     plain: dict[str, PreparedTrace] = dataclasses.field(default_factory=dict)
     """By hash what plain decoding would have recorded, once it was asked for."""
+    own: list[PreparedTrace] = dataclasses.field(default_factory=list)
+    """The same trace with each forward's own confidences, once it was asked for."""
 
     @classmethod
     def of(
@@ -68,7 +71,7 @@ class PreparedTrace:
 
     @classmethod
     def _made(cls, trace: Trace, read: Callable[[], Trace]) -> PreparedTrace:
-        steps = build_steps(trace)
+        steps = build_steps(trace, previous_confidences=True)
         name = trace.path.name if trace.path is not None else "memory"
         rule = recorded_rule(trace)
         labels = [] if rule is None else [f"routes of a model that ran under {rule}"]
@@ -90,8 +93,28 @@ class PreparedTrace:
     def remembering(self) -> PreparedTrace:
         """The same trace, deciding once what is replayed on several machines; for sweeps."""
         return dataclasses.replace(
-            self, memo={}, batches={}, rules={}, predictors={}, decisions=Decisions()
+            self, memo={}, batches={}, rules={}, predictors={}, own=[], decisions=Decisions()
         )
+
+    def knowing_its_own(self) -> PreparedTrace:
+        """The same trace with the confidences that each forward ends with: what no policy can know
+        while it runs."""
+        if not self.own:
+            steps = build_steps(self.read())
+            self.own.append(
+                dataclasses.replace(
+                    self,
+                    steps=steps,
+                    known_before=False,
+                    memo={},
+                    batches={},
+                    rules={},
+                    predictors={},
+                    plain={},
+                    decisions=None if self.decisions is None else Decisions(),
+                )
+            )
+        return self.own[0]
 
     def batched(self, rows: int) -> PreparedTrace:
         if rows == 1:
@@ -115,7 +138,7 @@ class PreparedTrace:
             trace, change = reroute_trace(self.read(), rule)
             self.rules[rule] = dataclasses.replace(
                 self,
-                steps=build_steps(trace),
+                steps=build_steps(trace, previous_confidences=self.known_before),
                 labels=(*self.labels, change.label),
                 change=change,
                 memo={},
@@ -148,7 +171,8 @@ class PreparedTrace:
         """What plain decoding with the same settings would have recorded."""
         if self.hash not in self.plain:
             trace = undrafted(self.read())
-            self.plain[self.hash] = PreparedTrace._made(trace, functools.partial(_itself, trace))
+            plain = PreparedTrace._made(trace, functools.partial(_itself, trace))
+            self.plain[self.hash] = plain if self.known_before else plain.knowing_its_own()
         return self.plain[self.hash]
 
     def replay(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oled.atomic import write_text
+from oled.hardware.labels import advice
 from oled.sim.prepare import Replay
 from oled.sim.timeline import Timeline
 
@@ -46,6 +47,7 @@ class Outcome:
                 between = " / " if "/" in heading else ", "
                 lines.append((heading, between.join(show(found[key]) for key, show in cells)))
         lines += [("note", label) for label in origin["labels"]]
+        lines += [("advice", text) for text in advice(origin["labels"])]
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
@@ -78,9 +80,11 @@ Cell = tuple[str, Callable[[Any], str]]
 """A metric and how it is shown."""
 _LINES: tuple[tuple[str, *tuple[Cell, ...]], ...] = (
     ("TPOT", ("tpot_ns", _ms)),
-    ("TTFT", ("ttft_ns", _ms)),
+    ("prefill", ("prefill_ns", _ms)),
+    ("first tokens", ("ttft_ns", _ms)),
     ("forward p50 / p95", ("forward_ns_p50", _ms), ("forward_ns_p95", _ms)),
     ("hit rate", ("hit_rate", _share)),
+    ("hit rate with prefill", ("hit_rate_all", _share)),
     ("attainable hit rate", ("hit_rate_attainable", _share)),
     ("transfers, on the CPU", ("transfers", _count), ("cpu_executions", _count)),
     ("copied to the GPU", ("h2d_bytes", _gib)),
@@ -95,8 +99,8 @@ _LINES: tuple[tuple[str, *tuple[Cell, ...]], ...] = (
     ("TPOT balanced (bound)", ("balanced_tpot_ns", _ms)),
     ("TPOT all resident, no runtime", ("all_resident_tpot_ns", _ms)),
     ("TPOT lower bound", ("bound_relaxed_tpot_ns", _ms)),
-    ("TPOT Belady, uniform slots", ("ref_belady_uniform_tpot_ns", _ms)),
-    ("TPOT Belady, pooled slots", ("ref_belady_pooled_tpot_ns", _ms)),
+    ("TPOT Belady of demand, uniform", ("ref_belady_uniform_tpot_ns", _ms)),
+    ("TPOT Belady of demand, pooled", ("ref_belady_pooled_tpot_ns", _ms)),
     ("TPOT no cache", ("no_cache_tpot_ns", _ms)),
 )
 """A line is shown where the simulation has all of its metrics."""

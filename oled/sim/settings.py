@@ -35,12 +35,15 @@ class Settings:
     )
     batch_size: int = key(1, "requests in lockstep", name="workload.batch_size", least=1)
     geometry: str | None = key(
-        None, "take bytes and times of another model", name="cost.geometry", shown="NAME"
+        None, "take bytes and times of another model", name="cost.geometry", shown="NAME[@FORMAT]"
     )
     cpu_kernel: Literal["tuned", "torch"] = key(
         "tuned", "which code computes experts on the CPU", name="cost.cpu_kernel"
     )
     pinned: bool = key(True, "copies come from pinned host memory", name="cost.pinned")
+    confidence: Literal["previous", "own"] = key(
+        "previous", "whose token confidences policies see: the forward before, or its own"
+    )
     seed: int = key(0, "of the resampling behind intervals")
     timeline: tuple[int, int] | None = None  # (first forward, number of forwards) to record
     references: bool = True

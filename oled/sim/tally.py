@@ -40,6 +40,7 @@ from oled.sim.lanes import (
 (
     ACCESSES,
     HITS,
+    RESIDENT_HITS,
     TOKEN_ACCESSES,
     TOKEN_HITS,
     BYTES_ACCESSED,
@@ -70,7 +71,7 @@ from oled.sim.lanes import (
     FORWARDS,
     TIME,
     COLUMNS,
-) = range(32)
+) = range(33)
 
 MILLION = 1_000_000
 """Gate mass is booked in millionths of a token's; a token's weights add up to one."""
@@ -114,7 +115,10 @@ def count_step(
     for expert in range(cache.num_experts[layer]):
         before += int((cache.fresh[layer, expert] & TRANSFERRED) != 0)
     row[TRANSFERRED_BEFORE] += before
-    hits, misses_cpu, transfers = 0, 0, 0
+    hits, resident_hits, misses_cpu, transfers = 0, 0, 0, 0
+    held = cache.used[layer]  # residents before this step: those now, less who came, and who left
+    for j in range(plan.count[N_EVICTED]):
+        held += int(plan.evicted[j] // cache.resident.shape[1] == layer)
     for i in range(active):
         expert, state, place = step.expert[i], plan.state[i], plan.place[i]
         tokens = step.count[i]
@@ -124,6 +128,7 @@ def count_step(
         hit = state == RESIDENT or (state == LANDED and place != ON_CPU)
         if hit:
             hits += 1
+            resident_hits += int(state == RESIDENT)
             row[TOKEN_HITS] += tokens
             if state == LANDED or cache.fresh[layer, expert] & PREFETCHED:
                 lanes.moved[USEFUL] += size
@@ -143,16 +148,18 @@ def count_step(
         elif state == IN_FLIGHT:
             row[LATE_MISSES] += 1
             lanes.moved[LATE] += size
+        held -= int(state != RESIDENT and cache.resident[layer, expert] != 0)
     for expert in range(cache.num_experts[layer]):
         cache.fresh[layer, expert] &= PREFETCHED
     for i in range(active):
         if plan.place[i] == TRANSFER:
             cache.fresh[layer, step.expert[i]] |= TRANSFERRED
     book_evicted(cache, plan, lanes)
-    slots = cache.capacity[layer]
+    slots = max(cache.capacity[layer], held)  # in global scope a layer may hold more than a share
     row[GATE_MASS] += step.tokens * MILLION
     row[ACCESSES] += active
     row[HITS] += hits
+    row[RESIDENT_HITS] += resident_hits
     row[BYTES_ACCESSED] += active * size
     row[BYTES_HIT] += hits * size
     row[ATTAINABLE] += min(active, slots)

@@ -38,7 +38,16 @@ OF_POLICY = ("policy", "calibration")
 """Groups that the references of a result do not depend on."""
 OF_MACHINE = ("hardware", "runtime", "cost")
 """Groups that most decisions do not depend on."""
-OF_ONE_GPU = ("slots", "scope", "staging", "lifecycle", "cpu_kernel", "pinned", "seed")
+OF_ONE_GPU = (
+    "slots",
+    "scope",
+    "staging",
+    "lifecycle",
+    "cpu_kernel",
+    "pinned",
+    "confidence",
+    "seed",
+)
 """Columns that mean nothing where a topology is given: every expert is on some GPU."""
 NOT_OF_RESULT = ("out", "timeline", "window")
 """Values that change no figure."""

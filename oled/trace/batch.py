@@ -8,7 +8,7 @@ import numpy as np
 
 from oled.trace.errors import TraceError
 from oled.trace.schema import Phase
-from oled.trace.steps import Steps
+from oled.trace.steps import Rows, Steps
 from oled.types import Floats, Ints
 
 
@@ -17,9 +17,10 @@ def batch(steps: Steps, n: int) -> Steps:
 
     Prefill forwards meet prefill forwards, the rest (denoise, commit, decode, …) meets the rest in
     order; a row that ends early leaves. A joined forward has the union of the active experts, the
-    summed counts, masses, tokens, accepted and produced tokens, the summed context (each row has
-    keys and values of its own to read), and the smallest phase of its rows (it denoises while any
-    row denoises); block, step and source are those of its first row. The request is the number of
+    summed counts, masses, tokens, accepted and produced tokens, the summed context, and the
+    smallest phase of its rows (it denoises while any row denoises); block, step and source are
+    those of its first row. `rows` keeps each sequence's own tokens and context: a token attends to
+    no other sequence. The request is the number of
     the group.
     """
     from oled.trace import kernels
@@ -79,6 +80,11 @@ def batch(steps: Steps, n: int) -> Steps:
         count=count[:num_entries],
         mass=mass[:num_entries],
         last_token=last_token[:num_entries],
+        rows=Rows(
+            np.repeat(np.arange(len(first)), np.diff(ends)),
+            steps.tokens[members],
+            steps.context[members],
+        ),
     )
     if steps.scores is not None:
         result = replace(result, scores=_merged_scores(steps, steps.scores, merged, num_steps))

@@ -9,6 +9,7 @@ expert id. PAD tokens and zero experts have no part in it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,14 @@ confidence (1 where there is none): sum of g; of g over masked tokens; of c*g ov
 of c*g over opened ones (decoded and prompt)."""
 NEVER = 2**62
 """`next_use` of an entry that is not used again."""
+
+
+class Rows(NamedTuple):
+    """The sequences of forwards, each with keys and values of its own."""
+
+    forward: Ints  # [R] which each belongs to
+    tokens: Ints  # [R]
+    context: Ints  # [R] tokens cached before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +67,7 @@ class Steps:
     pred_expert: ExpertIds | None = None
     pred_score: Floats | None = None
     horizons: int = 0  # H
+    rows: Rows | None = None  # of a batch; None: every forward is one sequence
 
     @property
     def num_forwards(self) -> int:
@@ -75,8 +85,15 @@ class Steps:
         return len(self.num_experts)
 
 
-def build_steps(trace: Trace, *, predictor: str | None = None) -> Steps:
-    """Aggregate the raw routing once; `predictor` chooses among those recorded (the first one)."""
+def build_steps(
+    trace: Trace, *, predictor: str | None = None, previous_confidences: bool = False
+) -> Steps:
+    """Build the steps in one pass over the raw routing.
+
+    `predictor` chooses among those recorded (the first one). With `previous_confidences` a token
+    has that of its position in the forward before, as far as a policy can know it while a forward
+    runs; without, the forward's own.
+    """
     from oled.trace import kernels  # here, so that reading a trace needs no numba
 
     forwards, tokens, routing, geometry = (
@@ -105,7 +122,7 @@ def build_steps(trace: Trace, *, predictor: str | None = None) -> Steps:
         trace.manifest.has_weights,
         forwards.token_offsets,
         tokens.state,
-        tokens.confidence,
+        known_confidences(trace) if previous_confidences else tokens.confidence,
         num_experts,
         geometry.zero_experts,
         offsets,
@@ -144,6 +161,20 @@ def build_steps(trace: Trace, *, predictor: str | None = None) -> Steps:
         top_k=geometry.top_k,
     )
     return _with_side_tables(trace, steps, predictor)
+
+
+def known_confidences(trace: Trace) -> Floats:
+    """Return for each token the confidence of its position in its request's forward before.
+
+    f32[N], NaN (counts as 1) where the request had not computed the position yet.
+    """
+    forwards, tokens = trace.forwards, trace.tokens
+    request = np.repeat(forwards.request, np.diff(forwards.token_offsets))
+    order = np.lexsort((tokens.position, request))  # stable: forwards stay in their order
+    same = (np.diff(request[order]) == 0) & (np.diff(tokens.position[order].astype(np.int64)) == 0)
+    known = np.full(tokens.confidence.shape, np.nan, np.float32)
+    known[order[1:][same]] = tokens.confidence[order[:-1][same]]
+    return known
 
 
 def next_use(steps: Steps, persistent: bool) -> Ints:

@@ -101,7 +101,7 @@ def test_tokens_and_logits_are_those_of_the_resident_model(
     assert written == [done.shares[0].written for done in resident.passes][: len(written)]
     assert logits == resident_logits[: len(logits)]
     assert difference(run, policy, slots, staging=staging) is None
-    assert run.rates["accesses"] == run.steps.expert.size
+    assert run.rates["accesses_all"] == run.steps.expert.size
 
 
 def test_the_resident_executor_is_the_model(tiny, reference):

@@ -64,7 +64,7 @@ def subject(folder):
 
 def misses(subject, policy, capacity) -> float:
     result = simulate(subject, policy, slots=capacity, lifecycle="persistent", references=False)
-    return result.metrics["transfers"] / 8000
+    return result.metrics["transfers_all"] / 8000
 
 
 def policy_of(retention: str, admission: str, **fields):

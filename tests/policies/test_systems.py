@@ -61,7 +61,7 @@ def test_static_systems_move_nothing_and_agree_where_the_cpu_is_always_cheaper(t
 def test_fiddlers_transfers_are_not_kept(traces: Any) -> None:
     result = run("fiddler_artefact", traces, slots=4)
     busy = result.replay.tally.plans
-    assert result.metrics["transfers"] == np.count_nonzero((busy >> 2 & 3) == TRANSFER)
+    assert result.metrics["transfers_all"] == np.count_nonzero((busy >> 2 & 3) == TRANSFER)
     assert result.metrics["transfers"] > 0
     assert not np.any(busy >> 4)  # nobody stays
 

@@ -60,3 +60,28 @@ def test_tables_for_people():
         "1.50",
         "0.500",
     ]
+
+
+def test_a_sweeps_table_says_what_was_stretched_and_what_to_add():
+    labels = ["extrapolated: dense layers, weights: 1 to 2 were measured, 3 needed"]
+    rows = [
+        {"policy": "lru", "slots": s, "tpot_ns": 1e6, "provenance.labels": json.dumps(labels)}
+        for s in (8, 20)
+    ]
+    text = results.as_text(pd.DataFrame(rows))
+    assert f"note  {labels[0]} (2 of 2 rows)" in text
+    assert "add cost.geometry=NAME" in text
+    for row in rows:
+        row["provenance.labels"] = "[]"
+    assert "note" not in results.as_text(pd.DataFrame(rows))
+
+
+def test_an_older_table_is_read_under_the_names_of_today(tmp_path, caplog):
+    caplog.set_level("INFO", logger="oled")
+    old = {"policy": "lru", "error": None, "ttft_ns": 5.0, "h2d_bytes_per_token": 7.0}
+    results.write_table([old], tmp_path / results.TABLE)
+    table = results.read_table(tmp_path)
+    assert table["prefill_ns"].tolist() == [5.0]
+    assert table["decode_h2d_bytes_per_token"].tolist() == [7.0]
+    assert "ttft_ns" not in table
+    assert "ttft_ns is read as prefill_ns" in caplog.text

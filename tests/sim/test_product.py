@@ -14,6 +14,7 @@ from oled.policies.composition import composition_names
 from oled.sim.api import simulate
 from oled.sim.metrics import DECODING, count_metrics
 from oled.sim.prepared import PreparedTrace
+from oled.sim.tally import RESIDENT_HITS
 from oled.trace.memory import select_requests
 from oled.trace.schema import Geometry, Phase
 from oled.trace.synthetic import LAYERED, Workload, synthetic_trace
@@ -31,8 +32,9 @@ GEOMETRY = Geometry(
 )
 LOAD = Workload(requests=4, prompt_blocks=2, blocks=2, block_length=8, horizons=2, scores=16)
 NAMES = [
-    "tpot_ns", "ttft_ns", "throughput_tokens_per_s",
+    "tpot_ns", "prefill_ns", "ttft_ns", "decode_h2d_bytes_per_token", "throughput_tokens_per_s",
     "forward_ns_mean", "forward_ns_p50", "forward_ns_p95", "forward_ns_p99",
+    "hit_rate_all", "transfers_all", "h2d_bytes_all",
     "hit_rate", "hit_rate_tokens", "hit_rate_bytes", "hit_rate_attainable", "cache_utilization",
     "accesses", "hits", "transfers", "cpu_executions", "h2d_bytes",
     "prefetch_bytes_useful", "prefetch_bytes_wasted", "prefetch_bytes_late",
@@ -104,14 +106,22 @@ def test_the_same_input_and_seed_give_the_same_metrics(policy, subjects):
 def test_phases_and_layers_add_up_to_the_whole(policy, subjects):
     result = run(subjects, policy)
     whole, phases = result.metrics, result.metrics["phases"].values()
+    decoding = [phase for name, phase in result.metrics["phases"].items() if name != "prefill"]
     for name in COUNTS:
-        assert whole[name] == sum(phase[name] for phase in phases), name
+        assert whole[f"{name}_all"] == sum(phase[name] for phase in phases), name
+        assert whole[name] == sum(phase[name] for phase in decoding), name
     assert sum(phase["time_ns"] for phase in phases) == result.forward_ns.sum()
     assert whole["hit_rate"] == whole["hits"] / whole["accesses"]
     for name in ("accesses", "hits", "transfers", "cpu_executions"):
-        assert result.per_layer[name].sum() == whole[name]
+        assert result.per_layer[name].sum() == whole[f"{name}_all"]
     slots = result.per_layer["slots"].sum()  # llama_cpp places whole layers: none fits here
-    assert whole["cache_utilization"] == (whole["hits"] / slots if slots else None)
+    resident = replay_hits(result)
+    assert whole["cache_utilization_all"] == (resident / slots if slots else None)
+
+
+def replay_hits(result):
+    """Hits on residents: what was fetched ahead and waited in staging took no resident slot."""
+    return int(result.replay.tally.by_phase[..., RESIDENT_HITS].sum())
 
 
 def test_times_by_hand(subjects):
@@ -120,7 +130,12 @@ def test_times_by_hand(subjects):
     decoding = np.isin(steps.phase, DECODING)
     took = result.forward_ns
     assert result.metrics["tpot_ns"] == took[decoding].sum() / steps.produced.sum()
-    assert result.metrics["ttft_ns"] == took[steps.phase == Phase.PREFILL].sum() / 4
+    assert result.metrics["prefill_ns"] == took[steps.phase == Phase.PREFILL].sum() / 4
+    waits = 0  # until the first forward of each request that accepts tokens
+    for request in range(4):
+        own = np.flatnonzero(steps.request == request)
+        waits += took[own[: np.flatnonzero(steps.accepted[own])[0] + 1]].sum()
+    assert result.metrics["ttft_ns"] == waits / 4 > result.metrics["prefill_ns"]
     assert result.metrics["throughput_tokens_per_s"] == pytest.approx(
         1e9 * steps.produced.sum() / took.sum()
     )

@@ -44,7 +44,7 @@ def test_g06_many_experts_and_the_sentinel(tmp_path: Path) -> None:
     assert view(tmp_path / "t").groupby("expert").size().index.tolist() == expected[:6]
     assert build_steps(trace).expert.tolist() == expected[:6]
     result = simulate(tmp_path / "t", "lru", slots=16, references=False)
-    assert (result.metrics["accesses"], result.metrics["transfers"]) == (6, 6)
+    assert (result.metrics["accesses_all"], result.metrics["transfers_all"]) == (6, 6)
 
 
 def test_g08_a_prefill_keeps_its_last_token(tmp_path: Path) -> None:
