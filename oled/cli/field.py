@@ -1,4 +1,4 @@
-"""`oled field predict` and `oled field add`: predictions beside what people measured."""
+"""`oled field`: predictions beside what people measured, and profiles of hosts they probed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from oled.errors import nearest
 VERBS = {"field": "predict decode speeds that people measured, from their machines and settings"}
 
 USAGE = """oled field predict TABLE.csv [hosts=HOSTS.csv] out=DIR
-       oled field add REPORT.yaml [to=TABLE.csv]"""
+       oled field add REPORT.yaml [to=TABLE.csv]
+       oled field host gpu=NAME [cpu=NAME] [link=GB/s] [read=GB/s] [both=GB/s] out=FILE.yaml"""
 
 EPILOG = """\
 predict    one prediction a row, DIR/predictions.csv and a summary; measured values are not used
@@ -19,11 +20,18 @@ predict    one prediction a row, DIR/predictions.csv and a summary; measured val
   out=DIR           where predictions.csv goes
 add        one report of your own: appended to a table, and its prediction beside it
   to=TABLE.csv      the table (default: reports.csv), in the form that predict reads
+host       a hardware profile of a host that was probed, for hardware=FILE.yaml
+  gpu=, cpu=        parts by name, for all that is not measured
+  link=, read=, both=   measured GB/s: copies to the GPU, the CPU's reads, the sum of both at once
 
 docs/field.md describes the tables' columns and the report's keys.
 """
 
-KEYS = {"predict": ("hosts", "out"), "add": ("to",)}
+KEYS = {
+    "predict": ("hosts", "out"),
+    "add": ("to",),
+    "host": ("gpu", "cpu", "link", "read", "both", "out"),
+}
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,6 +58,8 @@ def run(_: str, arguments: list[str]) -> int:
             raise UsageError(f"there is no key '{key}'; {nearest(key, KEYS[action])}")
         if not value:
             raise UsageError(f"'{key}=' has no value")
+    if action == "host":
+        return _host(words, given)
     if len(words) != 1:
         what = "TABLE.csv" if action == "predict" else "REPORT.yaml"
         raise UsageError(f"oled field {action} {what}: name one file")
@@ -68,6 +78,23 @@ def _predict(table: Path, given: dict[str, str]) -> int:
     file = write(found, Path(given["out"]))
     print(summary(found))
     print(file)
+    return 0
+
+
+def _host(words: list[str], given: dict[str, str]) -> int:
+    from oled.atomic import write_text
+    from oled.field.hosts import Probes, as_yaml, profile
+
+    if words or "gpu" not in given or "out" not in given:
+        raise UsageError("oled field host: gpu=NAME and out=FILE.yaml must be given, as key=value")
+    rates = {}
+    for key in ("link", "read", "both"):
+        try:
+            rates[key] = float(given[key]) if key in given else None
+        except ValueError:
+            raise UsageError(f"{key}={given[key]}: it is a number, GB/s") from None
+    found = profile(given["gpu"], given.get("cpu", ""), Probes(**rates))
+    print(write_text(given["out"], as_yaml(found)))
     return 0
 
 

@@ -29,9 +29,28 @@ def test_predict_writes_a_row_each_and_prints_a_summary(oled, tmp_path):
     assert found["unit"].unique() == ["tok/s"]
 
 
+def test_a_probed_host_becomes_hardware(oled, tmp_path):
+    words = ["gpu=RTX 5090", "cpu=Ryzen 9 9950X", "link=53", "read=62.3", "both=80"]
+    done = oled("field", "host", *words, "out=host.yaml", torch=False)
+    assert done.returncode == 0, done.stderr
+    from oled.hardware.profile import load_profile
+
+    found = load_profile(tmp_path / "host.yaml")
+    assert (found.h2d_pinned.value, found.cpu_stream.value) == (53, 62.3)
+    assert found.dram_share.value * found.cpu_stream.value == pytest.approx(80)
+    assert found.gpu_mem.value == pytest.approx(1792)
+    for low, value, high in ((q.low, q.value, q.high) for q in found.quantities().values()):
+        assert low <= value <= high
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
+        (["host", "gpu=RTX 5090", "out=h.yaml"], 1, "name the CPU (cpu=…), or say what it reads"),
+        (["host", "gpu=RTX 509", "read=60", "out=h.yaml"], 1, "did you mean 'RTX 5090'?"),
+        (["host", "gpu=RTX 5090", "read=-1", "out=h.yaml"], 1, "a rate in GB/s is above 0"),
+        (["host", "gpu=RTX 5090", "read=x", "out=h.yaml"], 2, "read=x: it is a number, GB/s"),
+        (["host", "read=60", "out=h.yaml"], 2, "gpu=NAME and out=FILE.yaml must be given"),
         (["predict", "none.csv", "out=made"], 1, "none.csv: there is no such file"),
         (["predict", "table.csv"], 2, "out=DIR must be given"),
         (["predict", "table.csv", "ot=made"], 2, "there is no key 'ot'; did you mean 'out'?"),

@@ -85,6 +85,11 @@ def _rows(file: str) -> tuple[dict[str, str], ...]:
         return tuple(csv.DictReader(text))
 
 
+def names(catalogue: str) -> list[str]:
+    """Return the names that a catalogue (`gpus`, `cpus`) holds."""
+    return [next(iter(row.values())) for row in _rows(f"{catalogue}.csv")]
+
+
 def gpu(text: str) -> Gpu | None:
     """Return the card that a text names, None if none or not one of the catalogue."""
     row = _named("gpus.csv", "gpu", text)
