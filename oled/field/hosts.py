@@ -53,7 +53,7 @@ def profile(gpu: str, cpu: str, probes: Probes) -> Profile:
     link = probes.link or min(parts.link_gbps(card, host), read)
     both = probes.both or min(read + link, parts.BOTH_SHARE * read)
     base = _nearest_card(card.memory_gbps)
-    values = _scaled(base, card.memory_gbps / base.gpu_mem.value)
+    values: dict[str, Any] = _scaled(base, card.memory_gbps / base.gpu_mem.value)
     for name in ("h2d_pinned", "d2h_pinned"):
         values[name] = _rate(link, probes.link is not None)
     values["cpu_stream"] = _rate(read, probes.read is not None)
@@ -91,9 +91,9 @@ def _nearest_card(memory_gbps: float) -> Profile:
     return min(profiles, key=lambda known: abs(math.log(known.gpu_mem.value / memory_gbps)))
 
 
-def _scaled(base: Profile, times: float) -> dict[str, Quantity]:
+def _scaled(base: Profile, times: float) -> dict[str, Any]:
     """Return the card's numbers at `times` the memory rate: rates grow, times shrink."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in BY_MEMORY:
         quantity: Quantity = getattr(base, name)
         by = times if quantity.dimension is Dimension.RATE else 1 / times
