@@ -90,6 +90,14 @@ def summary(table: pd.DataFrame) -> str:
                 f"Sign of a change of policy on one consumer host, where it exceeds 5 %, {split}: "
                 f"right in {right} of {pairs} pairs ({100 * right / pairs:.1f} %)."
             )
+    for split in (JUDGEMENT, DEVELOPMENT):
+        right, pairs = signs(found[found["split"] == split], "engine")
+        if pairs:
+            parts.append(
+                f"Which of two engines is faster on one machine, with one model and budget, where "
+                f"they differ by 5 %, {split}: right in {right} of {pairs} pairs "
+                f"({100 * right / pairs:.1f} %)."
+            )
     parts += ["### Rows without a prediction", markdown(_reasons(table))]
     return "\n\n".join(parts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -42,8 +43,9 @@ def errors(predictions: Iterable[Prediction]) -> pd.DataFrame:
                 "id": p.row.id,
                 "model": facts["model"],
                 "setting": _setting(p),
-                "budget": facts.get("share_pct", ""),
-                "policy": facts.get("policy", ""),
+                "budget": facts["share_pct"] or facts["experts_on_gpu"] or facts["budget"],
+                "policy": facts["policy"],
+                "engine": facts["software"] or facts["system"],
                 "measured_ms": measured,
                 "predicted_ms": predicted,
                 "low_ms": ends[0],
@@ -116,17 +118,17 @@ def relative(part: pd.DataFrame) -> np.ndarray:
     return np.concatenate([np.expm1(log - log.mean()) for log in logs if len(log) > 1] or [[]])
 
 
-def signs(found: pd.DataFrame) -> tuple[int, int]:
-    """Return how many of the bench's policy changes have the right sign, and how many there are.
+def signs(found: pd.DataFrame, varied: Literal["policy", "engine"] = "policy") -> tuple[int, int]:
+    """Return how many changes of policy (or engine) have the right sign, and how many there are.
 
     A change is a pair of one host, model and budget with measured times more than `CLEAR` apart.
     """
     right, pairs = 0, 0
-    bench = found[found["policy"] != ""]
-    for _, part in bench.groupby(["group", "model", "budget"]):
-        values = part[["measured_ms", "predicted_ms"]].to_numpy()
-        for (m, p), (other_m, other_p) in itertools.combinations(values, 2):
-            if max(m, other_m) / min(m, other_m) > 1 + CLEAR:
+    own = found[found[varied] != ""]
+    for _, part in own.groupby(["group", "model", "budget"]):
+        values = part[[varied, "measured_ms", "predicted_ms"]].to_numpy()
+        for (one, m, p), (other, other_m, other_p) in itertools.combinations(values, 2):
+            if one != other and max(m, other_m) / min(m, other_m) > 1 + CLEAR:
                 pairs += 1
                 right += int((m > other_m) == (p > other_p))
     return right, pairs
@@ -145,6 +147,9 @@ def summary(predictions: list[Prediction]) -> str:
         right, pairs = signs(found)
         if pairs:
             lines.append(f"sign of a change of policy above 5 %: right in {right} of {pairs}")
+        right, pairs = signs(found, "engine")
+        if pairs:
+            lines.append(f"which of two engines is faster, by 5 %: right in {right} of {pairs}")
         lines += ["", _text(by_group(found), {"error": 1, "worst": 1, "ratios": 1})]
     lines += _hit_rates(predictions)
     reasons = pd.Series([p.reason for p in predictions if p.reason]).value_counts()

@@ -11,6 +11,8 @@ from oled.bundled.studies.field import DATA, judged, split_of
 from oled.field.tables import read_rows
 from oled.studies.reproduce import reproduce
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory):
@@ -51,3 +53,21 @@ def test_the_data_are_documented():
     page = (DATA / "README.md").read_text(encoding="utf-8")
     for file in Path(DATA).glob("*"):
         assert f"`{file.name}`" in page or file.name == "README.md"
+
+
+def test_the_page_quotes_the_committed_table():
+    """Each row of docs/field.md's first table stands in the study's, name apart."""
+    committed = (ROOT / "experiments" / "results" / "field" / "table.md").read_text("utf-8")
+    page = (ROOT / "docs" / "field.md").read_text(encoding="utf-8")
+    known = {tuple(cells(line)[1:7]) for line in committed.splitlines() if line.startswith("| ")}
+    quoted = [
+        cells(line) for line in page.splitlines() if re.search(r"\| (judge|develop)ment \|", line)
+    ]
+    assert len(quoted) == 9
+    assert [row for row in quoted if tuple(row[1:7]) not in known] == []
+    for text in re.findall(r"\d+ of\s+\d+", page[: page.index("## What was looked at")]):
+        assert " ".join(text.split()) in committed or text == "14 of the 16"
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("| ").split("|")]
