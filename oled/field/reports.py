@@ -247,8 +247,8 @@ def _host(report: Report, place: Placement, engine: str) -> tuple[Memory, bool]:
     if given and float(given[1]) > 6:  # below: a generation
         link = float(given[1]) * (PEAK_LINK if float(given[1]) in (16.0, 32.0, 64.0) else 1.0)
     threads = report.threads
-    if threads is not None and named is not None:
-        read *= min(1.0, 0.25 + 0.75 * threads / min(named.cores, ENOUGH_THREADS))
+    if threads is not None and named is not None and not measured:
+        read *= parts.thread_share(named, threads)
     return Memory(read, min(link, read), min(read + link, parts.BOTH_SHARE * read)), bool(measured)
 
 
@@ -258,7 +258,6 @@ TWO_SOCKETS = {"ktransformers": 1.6, "llama_cpp": 0.6, "other": 1.0}
 """Read rate of two sockets over one's: ktransformers keeps the experts on both, the threads of
 llama.cpp read the other's memory (development group kt-v02)."""
 PEAK_LINK = 0.8  # of a link's nominal rate
-ENOUGH_THREADS = 8  # that saturate a desktop's memory
 
 
 def _fits(report: Report, shape: parts.Shape, size: float, dense: float, place: Placement) -> None:

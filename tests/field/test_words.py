@@ -62,6 +62,15 @@ def test_the_older_generation_limits_the_link():
     assert parts.link_gbps(new, old) == parts.LINK_GBPS[4, 16]
 
 
+def test_threads_saturate_the_memory_and_too_many_get_in_the_way():
+    for name in ("Ryzen 9 7950X", "EPYC 9754"):
+        host = parts.cpu(name)
+        shares = [parts.thread_share(host, n) for n in (1, 4, 8, 16, host.cores, 2 * host.cores)]
+        assert shares[:5] == sorted(shares[:5])
+        assert shares[4] == 1.0
+        assert shares[5] < 1.0
+
+
 @pytest.mark.parametrize(
     ("text", "gbps"),
     [

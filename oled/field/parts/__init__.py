@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from oled.field.scenario import Memory
 
 HERE = Path(__file__).parent
@@ -19,6 +21,14 @@ READ_SHARE = {"desktop": 0.66, "server": 0.50}
 from 0.3 (two sockets, far memory) to 0.8."""
 BOTH_SHARE = 1.1
 """Of the CPU's read rate that CPU and link reach together: 1.0 to 1.36 there."""
+THREADS = {
+    "desktop": ((1, 4, 8, 12), (0.55, 0.85, 0.97, 1.0)),
+    "server": ((1, 4, 8, 12, 16), (0.15, 0.5, 0.75, 0.9, 1.0)),
+}
+"""Read rate by threads, over the highest: means of the development hosts' curves (six desktops, two
+servers, which lie 0.1 to 0.3 apart at few threads)."""
+TOO_MANY = ((1.0, 2.0, 4.0), (1.0, 0.8, 0.5))
+"""The same by threads over cores, from 107c and 107d: 0.79 at twice the cores, 0.57 beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +163,16 @@ def link_gbps(card: Gpu, host: Cpu | None) -> float:
     """Return what a pinned copy reaches, by the older of the two generations."""
     generation = min(card.link_generation, host.link_generation if host else card.link_generation)
     return LINK_GBPS[generation, card.link_lanes]
+
+
+def thread_share(host: Cpu, threads: float) -> float:
+    """Return the share of a host's read rate that so many threads reach.
+
+    More threads than cores read slower: they wait for one another.
+    """
+    few, shares = THREADS[host.kind]
+    rising = float(np.interp(threads, few, shares))
+    return rising * float(np.interp(threads / host.cores, *TOO_MANY))
 
 
 def memory(card: Gpu, host: Cpu) -> Memory:
