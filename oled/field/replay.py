@@ -14,17 +14,15 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
-from oled._jit import bare_njit, inner_njit
+from oled._jit import bare_njit, jitable
 from oled.field.scenario import Counts, Scenario
 from oled.policies.interface import (
     ABSENT,
     COPYING,
     HOLD,
     IN_FLIGHT,
-    N_CPU,
-    N_EVICTED_ACTIVE,
-    N_TRANSFERS,
     NOT_STAGED,
     ON_CPU,
     ON_GPU,
@@ -39,7 +37,7 @@ from oled.policies.interface import (
     Step,
 )
 from oled.sim.clock import run_dense, run_head, run_layer
-from oled.sim.lanes import NOW, PPM, Lanes, new_lanes
+from oled.sim.lanes import PPM, Lanes, new_lanes
 
 FAR = 2**40  # a layer-step that never comes: a copy that nothing waits for is never dropped
 AHEAD, BACKGROUND, IDS = 64, 128, 512  # first ids of copies ahead, in the background; all ids
@@ -48,30 +46,29 @@ PIECES = 8  # a copy in the background lets others pass between its pieces
 SLOTS = 2**30  # free slots are never short: how many copies there were is given
 
 
-@inner_njit
+@jitable
 def _ask(queue: Queue, layer: int, expert: int, due: int, first: bool, pieces: int) -> None:
     """Queue a copy; `first`: before all others."""
-    span = queue.span
-    if first and span[0] > 0:
-        span[0] -= 1
-        at = span[0]
+    if first and queue.begin > 0:
+        queue.begin -= 1
+        at = queue.begin
     else:
-        at = span[1]
-        span[1] += 1
+        at = queue.end
+        queue.end += 1
     queue.layer[at], queue.expert[at], queue.due[at] = layer, expert, due
     queue.kind[at], queue.chunks[at] = HOLD, pieces
 
 
-@inner_njit
+@jitable
 def _settle(layer: int, cache: Cache) -> None:
     """Forget what has landed for this layer: it was used, or it stays without being asked for."""
     for expert in range(AHEAD, IDS):
         if cache.staged[layer, expert] == STAGED:
             cache.staged[layer, expert] = NOT_STAGED
-            cache.total[2] -= 1
+            cache.staged_experts -= 1
 
 
-@inner_njit
+@jitable
 def _recall(step: Step, hits: int, copied: int, cache: Cache, plan: Plan) -> None:
     """Write the plan of a step whose active set is: hits, copied, on the CPU, copied ahead."""
     transfers, on_cpu = 0, 0
@@ -92,7 +89,7 @@ def _recall(step: Step, hits: int, copied: int, cache: Cache, plan: Plan) -> Non
             plan.order[transfers] = i
             transfers += 1
         on_cpu += int(plan.place[i] == ON_CPU)
-    plan.count[N_TRANSFERS], plan.count[N_CPU], plan.count[N_EVICTED_ACTIVE] = transfers, on_cpu, 0
+    plan.transfers, plan.on_cpu, plan.evicted_active = transfers, on_cpu, 0
 
 
 def clock(
@@ -107,7 +104,9 @@ def clock(
     queue: Queue,
     lanes: Lanes,
     rules: Rules,
-    blank: Step,
+    expert: NDArray[np.uint16],
+    count: NDArray[np.int32],
+    step: Step,
 ) -> None:
     """Let all tokens pass. `events`: hits, copied, CPU, background, ahead; [5, tokens, layers].
 
@@ -118,19 +117,17 @@ def clock(
     for token in range(tokens):
         for layer in range(layers):
             index, here = token * layers + layer, events[:, token, layer]
-            overdue = max(0, queue.span[1] - queue.span[0] - layers * backlog)
-            queue.span[0] += overdue
+            overdue = max(0, queue.end - queue.begin - layers * backlog)
+            queue.begin += overdue
             copied = here[1] + overdue
             own = here[0] + copied + here[2]
             for i in range(own):
-                blank.expert[i] = i
+                expert[i] = i
             for i in range(waited[token, layer]):
-                blank.expert[own + i] = AHEAD + i
+                expert[own + i] = AHEAD + i
             n = own + waited[token, layer]
-            step = Step(
-                index, token, layer, 0, 0, 0, 1, index, blank.expert[:n], blank.count[:n],
-                blank.mass, blank.last_token, blank.next_use, blank.scores, blank.coming,
-            )  # fmt: skip
+            step.index, step.forward, step.layer, step.clock = index, token, layer, index
+            step.expert, step.count = expert[:n], count[:n]
             run_dense(lanes, dense_ns, step, cache, costs, queue, rules)
             _recall(step, here[0], copied, cache, plan)
             run_layer(lanes, step, plan, cache, costs, queue, rules, SLOTS)
@@ -158,7 +155,7 @@ def token_ns(scenario: Scenario) -> float:
     data = _state(scenario)
     _compiled(tuple(numba.typeof(argument) for argument in data))(*data)
     lanes: Lanes = data[9]
-    return int(lanes.t[NOW]) / int(tokens)
+    return lanes.now / int(tokens)
 
 
 def _state(scenario: Scenario) -> tuple[Any, ...]:
@@ -175,27 +172,32 @@ def _state(scenario: Scenario) -> tuple[Any, ...]:
     experts = np.full(layers, IDS, i8)
     size = np.full(layers, round(scenario.expert_bytes), i8)
     cache = Cache(
-        np.zeros(shape, np.uint8), np.zeros(shape), np.zeros(shape, i8), np.zeros(shape, np.uint8),
-        np.zeros(shape, np.uint8), experts, np.zeros(layers, i8), np.zeros(3, i8), experts, size,
-        np.zeros(shape), np.zeros(1), np.zeros(1, i8), np.zeros(1, i8),
+        resident=np.zeros(shape, np.uint8), score=np.zeros(shape), stamp=np.zeros(shape, i8),
+        staged=np.zeros(shape, np.uint8), fresh=np.zeros(shape, np.uint8), capacity=experts,
+        used=np.zeros(layers, i8), resident_bytes=0, budget_bytes=0, staged_experts=0,
+        num_experts=experts, expert_bytes=size, prior=np.zeros(shape), key=np.zeros(1),
+        age=np.zeros(1, i8), item=np.zeros(1, i8),
     )  # fmt: skip
     plan = Plan(
-        np.zeros(IDS, np.uint8), np.zeros(IDS, np.uint8), np.zeros(IDS), np.zeros(IDS, np.uint8),
-        np.zeros(IDS, i8), np.zeros(1, i8), np.full(IDS, -1, i8), np.zeros(8, i8),
+        state=np.zeros(IDS, np.uint8), place=np.zeros(IDS, np.uint8), rank=np.zeros(IDS),
+        stays=np.zeros(IDS, np.uint8), order=np.zeros(IDS, i8), evicted=np.zeros(1, i8),
+        index=np.full(IDS, -1, i8), transfers=0, evictions=0, evicted_active=0, on_cpu=0, late=0,
     )  # fmt: skip
     layer, expert, kind, due, chunks = np.zeros((5, copies), i8)
-    queue = Queue(layer, expert, kind, due, chunks, np.zeros(2, i8))
+    queue = Queue(layer, expert, kind, due, chunks, begin=0, end=0)
     rules = Rules(0, False, False, False, SLOTS, 0)
-    blank = Step(
-        0, 0, 0, 0, 0, 0, 1, 0, np.zeros(most, np.uint16), np.ones(most, np.int32),
-        np.zeros((1, 4), np.float32), np.zeros(1, np.int32), np.zeros(1, i8),
-        np.zeros(0, np.float32), np.zeros(0, np.float32),
+    active, count = np.zeros(most, np.uint16), np.ones(most, np.int32)
+    step = Step(
+        index=0, forward=0, layer=0, phase=0, block=0, denoising_step=0, tokens=1, clock=0,
+        expert=active, count=count, mass=np.zeros((1, 4), np.float32),
+        last_token=np.zeros(1, np.int32), next_use=np.zeros(1, i8),
+        scores=np.zeros(0, np.float32), coming=np.zeros(0, np.float32),
     )  # fmt: skip
     head, dense = round(scenario.head_ns), round(scenario.dense_ns)
     costs = _costs(scenario, layers, most)
     return (
         np.ascontiguousarray(events), waited, BACKLOG, dense, head, cache, costs, plan, queue,
-        new_lanes(1, layers, IDS), rules, blank,
+        new_lanes(1, layers, IDS), rules, active, count, step,
     )  # fmt: skip
 
 

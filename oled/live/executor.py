@@ -26,7 +26,6 @@ from oled.policies.interface import (
     DROPPED,
     IN_FLIGHT,
     LANDED,
-    N_TRANSFERS,
     ON_CPU,
     ON_GPU,
     RESIDENT,
@@ -101,7 +100,7 @@ class Executor(Hooks):
             self._prefetch_link.end(step, self._commit(step, work))
         backend.wake()
         backend.note(LOG_RESIDENTS, step.forward, step.layer, int(ready.cache.used[step.layer]))
-        waiting = int(ready.queue.span[1] - ready.queue.span[0])
+        waiting = int(ready.queue.end - ready.queue.begin)
         backend.note(LOG_QUEUE, step.forward, step.layer, waiting)
         return out
 
@@ -138,7 +137,7 @@ class Executor(Hooks):
             stays=plan.stays[:active] != 0,
             prefetched=self._prefetched(state),
             hits=hits,
-            transfers=plan.order[: plan.count[N_TRANSFERS]].copy(),
+            transfers=plan.order[: plan.transfers].copy(),
             late=np.flatnonzero((place == ON_GPU) & (state == IN_FLIGHT)),
             on_cpu=np.flatnonzero(place == ON_CPU),
             released=released,

@@ -79,8 +79,8 @@ class Foresight:
         return Side(
             offsets=none,
             expert=np.zeros(0, np.uint16),
-            step_layer=np.tile(np.arange(self.layers), forwards),
-            step_forward=np.repeat(np.arange(forwards), self.layers),
+            layer=np.tile(np.arange(self.layers), forwards),
+            forward=np.repeat(np.arange(forwards), self.layers),
             forward_request=np.array(
                 [*self._requests[: forward + 1], self._requests[forward]], np.int64
             ),

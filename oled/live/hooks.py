@@ -51,7 +51,7 @@ class Offloaded(Hooks):
         share = coming.shares[0]
         if first:
             self.executor.begin_request()
-        at = At(self.log.forward, int(coming.phase), share.block, share.step, int(first))
+        at = At(self.log.forward, int(coming.phase), share.block, share.step, bool(first))
         self.executor.begin_forward(at)
         self.ask_ns.append(0)
         self._next = 0

@@ -14,7 +14,7 @@ from oled.live.decider import Decider, prefetches
 from oled.live.planlog import BEGAN, CROSSED, LinkLog, PlanLog, first_difference
 from oled.policies.interface import At, Side
 from oled.sim.prepare import Assembly
-from oled.sim.replay import Workload, step_of
+from oled.sim.state import Workload, step_of
 from oled.trace.steps import Steps
 
 
@@ -33,7 +33,7 @@ def forwards_of(work: Workload, persistent: bool) -> Iterator[Beginning]:
         resets = first and (request < 0 or not persistent)
         request = work.request[forward]
         phase, block, step = work.phase[forward], work.block[forward], work.denoising_step[forward]
-        yield Beginning(At(forward, phase, block, step, int(first)), resets)
+        yield Beginning(At(forward, phase, block, step, bool(first)), resets)
 
 
 def difference(

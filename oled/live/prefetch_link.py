@@ -110,7 +110,7 @@ class PrefetchLink:
 
     def staged(self) -> int:
         """Return the number of staging slots that prefetches occupy."""
-        return int(self._decider.ready.cache.total[2])
+        return int(self._decider.ready.cache.staged_experts)
 
     def _slot(self, work: LayerWork | None) -> int:
         """A free slot; while a step runs, one that it has to spare or no longer wants."""

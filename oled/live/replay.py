@@ -33,9 +33,9 @@ from oled.policies.interface import Step
 from oled.sim.calibration import Calibration
 from oled.sim.lanes import LOG_DENSE, LOG_HEAD
 from oled.sim.prepare import assemble
-from oled.sim.replay import Workload, step_of
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
+from oled.sim.state import Workload, step_of
 
 _SHIFTS = 64  # layer-steps before inputs repeat
 

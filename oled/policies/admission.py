@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from oled._jit import inner_njit
+import numpy as np
+
+from oled._jit import jitable
 from oled.policies.interface import (
     IN_FLIGHT,
     LANDED,
-    N_EVICTED,
-    N_EVICTED_ACTIVE,
     ON_CPU,
     RESIDENT,
     TRANSFER,
@@ -18,33 +18,33 @@ from oled.policies.interface import (
 from oled.policies.selection import select_lowest
 
 
-@inner_njit
+@jitable
 def _take_out(layer: int, expert: int, cache: Cache, plan: Plan) -> None:
     cache.resident[layer, expert] = 0
     cache.used[layer] -= 1
-    cache.total[0] -= cache.expert_bytes[layer]
-    plan.evicted[plan.count[N_EVICTED]] = layer * cache.resident.shape[1] + expert
-    plan.count[N_EVICTED] += 1
+    cache.resident_bytes -= cache.expert_bytes[layer]
+    plan.evicted[plan.evictions] = layer * cache.resident.shape[1] + expert
+    plan.evictions += 1
 
 
-@inner_njit
+@jitable
 def evict(layer: int, expert: int, step: Step, cache: Cache, plan: Plan) -> None:
     """Take one resident out and note it in the plan."""
     _take_out(layer, expert, cache, plan)
     if layer == step.layer:
         i = plan.index[expert]
         if i >= 0 and plan.state[i] == RESIDENT:
-            plan.count[N_EVICTED_ACTIVE] += 1
+            plan.evicted_active += 1
 
 
-@inner_njit
+@jitable
 def insert(layer: int, expert: int, cache: Cache) -> None:
     cache.resident[layer, expert] = 1
     cache.used[layer] += 1
-    cache.total[0] += cache.expert_bytes[layer]
+    cache.resident_bytes += cache.expert_bytes[layer]
 
 
-@inner_njit
+@jitable
 def admit(
     step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: bool, pooled: bool
 ) -> None:
@@ -59,14 +59,14 @@ def admit(
         waits = plan.state[i] == LANDED or plan.state[i] == IN_FLIGHT
         if plan.place[i] == TRANSFER or (waits and plan.place[i] != ON_CPU):
             plan.stays[i] = 1
-            insert(layer, step.expert[i], cache)
+            insert(layer, np.int64(step.expert[i]), cache)
     if pooled:
         _shrink_pool(step, cache, plan, demand, overshoot)
     else:
         _shrink_layer(step, cache, plan, demand, overshoot)
 
 
-@inner_njit
+@jitable
 def drop(expert: int, step: Step, cache: Cache, plan: Plan) -> None:
     """Take an expert of this layer out again: a newcomer does not stay, a resident is evicted."""
     i = plan.index[expert]
@@ -74,12 +74,12 @@ def drop(expert: int, step: Step, cache: Cache, plan: Plan) -> None:
         plan.stays[i] = 0
         cache.resident[step.layer, expert] = 0
         cache.used[step.layer] -= 1
-        cache.total[0] -= cache.expert_bytes[step.layer]
+        cache.resident_bytes -= cache.expert_bytes[step.layer]
     else:
         evict(step.layer, expert, step, cache, plan)
 
 
-@inner_njit
+@jitable
 def _shrink_layer(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: bool) -> None:
     layer = step.layer
     surplus = cache.used[layer] - cache.capacity[layer]
@@ -110,19 +110,19 @@ def _shrink_layer(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot:
             drop(cache.item[j], step, cache, plan)
 
 
-@inner_njit
+@jitable
 def _shrink_pool(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: bool) -> None:
     """Evict the lowest of the whole model until its bytes fit the budget.
 
     `cache.key/age/item[l]` keep each layer's lowest between evictions; only a layer that lost an
     expert is searched again.
     """
-    if cache.total[0] <= cache.total[1]:
+    if cache.resident_bytes <= cache.budget_bytes:
         return
     layers = cache.resident.shape[0]
     for layer in range(layers):
         _lowest_of_layer(layer, step, cache, plan, demand)
-    while cache.total[0] > cache.total[1]:
+    while cache.resident_bytes > cache.budget_bytes:
         best = -1
         for layer in range(layers):
             if cache.item[layer] >= 0 and (
@@ -139,17 +139,17 @@ def _shrink_pool(step: Step, cache: Cache, plan: Plan, demand: bool, overshoot: 
         else:
             evict(best, expert, step, cache, plan)
         _lowest_of_layer(best, step, cache, plan, demand)
-    while cache.total[0] > cache.total[1] and not overshoot:
+    while cache.resident_bytes > cache.budget_bytes and not overshoot:
         lowest = -1
         for i in range(step.expert.size):
             if plan.stays[i] == 1 and (lowest < 0 or _below(step, cache, i, lowest)):
                 lowest = i
         if lowest < 0:
             return
-        drop(step.expert[lowest], step, cache, plan)
+        drop(np.int64(step.expert[lowest]), step, cache, plan)
 
 
-@inner_njit
+@jitable
 def _below(step: Step, cache: Cache, i: int, j: int) -> bool:
     a, b = step.expert[i], step.expert[j]
     key_a, key_b = cache.score[step.layer, a], cache.score[step.layer, b]
@@ -157,7 +157,7 @@ def _below(step: Step, cache: Cache, i: int, j: int) -> bool:
     return bool(key_a < key_b or (key_a == key_b and older))
 
 
-@inner_njit
+@jitable
 def _lowest_of_layer(layer: int, step: Step, cache: Cache, plan: Plan, demand: bool) -> None:
     cache.item[layer] = -1
     for expert in range(cache.num_experts[layer]):
@@ -174,7 +174,7 @@ def _lowest_of_layer(layer: int, step: Step, cache: Cache, plan: Plan, demand: b
             cache.item[layer], cache.key[layer], cache.age[layer] = expert, key, age
 
 
-@inner_njit
+@jitable
 def fit_capacity(layer: int, cache: Cache, plan: Plan) -> None:
     """Evict the lowest of a layer whose capacity was cut."""
     surplus = cache.used[layer] - cache.capacity[layer]

@@ -1,28 +1,21 @@
-"""One layer-step's decision: judge residency, let the parts decide, settle who stays.
+"""One layer-step's decision: classify residency, let the parts decide, settle who stays.
 
 `decide` is used unchanged by the simulator and by the live executor. Nothing here knows a clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
-from numpy.typing import NDArray
 
-from oled._jit import bare_njit, inner_njit
+from oled._jit import jitable, shared_njit
 from oled.policies.admission import admit
 from oled.policies.interface import (
     ABSENT,
     COPYING,
     IN_FLIGHT,
     LANDED,
-    N_CPU,
-    N_EVICTED,
-    N_EVICTED_ACTIVE,
-    N_LATE,
-    N_TRANSFERS,
     ON_CPU,
     ON_GPU,
     PREFILL,
@@ -47,48 +40,38 @@ DEMAND, SEQUENTIAL, FROZEN = (
 )
 
 
-@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
-def decide(
-    observe: Callable[..., None],
-    watch: Callable[..., None],
-    dispatch: Callable[..., None],
-    params: tuple[NDArray[np.float64], ...],
-    memory: tuple[NDArray[np.float64], ...],
-    step: Step,
-    cache: Cache,
-    costs: Costs,
-    plan: Plan,
-    rules: Rules,
-) -> int:
-    """Decide one layer-step: fills `plan`, updates scores and residency.
+@jitable
+def decide(parts: Any, step: Step, cache: Cache, costs: Costs, plan: Plan, rules: Rules) -> int:
+    """Decide one layer-step: fill `plan`, update scores and residency.
 
-    `params` and `memory` are those of retention, allocation, dispatch and prefetch, in this order.
+    `parts` are the functions, memory and params of a policy's parts (`oled.sim.parts.Parts`).
     Returns the slots that copies may take at once. In Python it runs as Python (its parts may be
     plain functions), in compiled code it is compiled.
     """
-    judge(step, cache, plan)
-    used, resident_bytes = int(cache.used[step.layer]), int(cache.total[0])
+    memory, params = parts.memory, parts.params
+    classify_residency(step, cache, plan)
+    used, resident_bytes = int(cache.used[step.layer]), int(cache.resident_bytes)
     by_policy = decides(step, rules)
     if by_policy:
-        watch(step, cache, memory[1], params[1])
+        parts.watch(step, cache, memory.allocation, params.allocation)
         if rules.admission == SEQUENTIAL:
             remember(step, cache)
     touch(step, cache)
     if by_policy or rules.prefill == PREFILL_STREAM:
-        observe(step, cache, memory[0], params[0])
+        parts.observe(step, cache, memory.retention, params.retention)
     if by_policy and rules.admission != SEQUENTIAL:
-        dispatch(step, cache, costs, plan, memory[2], params[2])
+        parts.dispatch(step, cache, costs, plan, memory.dispatch, params.dispatch)
     settle(step, cache, plan, rules)
     return int(slots_at_once(step, cache, plan, rules, used, resident_bytes))
 
 
-@bare_njit
+@shared_njit
 def decides(step: Step, rules: Rules) -> bool:
     """Whether the policy decides this layer-step: prefill may be streamed or bypassed instead."""
     return step.phase != PREFILL or rules.prefill == PREFILL_POLICY
 
 
-@bare_njit
+@shared_njit
 def slots_at_once(
     step: Step, cache: Cache, plan: Plan, rules: Rules, used: int, resident_bytes: int
 ) -> int:
@@ -99,16 +82,16 @@ def slots_at_once(
     if rules.overshoot:
         return 1 << 30
     if rules.pooled:
-        free_bytes = cache.total[1] - resident_bytes
-        for j in range(plan.count[N_EVICTED]):
+        free_bytes = cache.budget_bytes - resident_bytes
+        for j in range(plan.evictions):
             free_bytes += cache.expert_bytes[plan.evicted[j] // cache.resident.shape[1]]
         room = free_bytes // cache.expert_bytes[step.layer]
     else:
-        room = cache.capacity[step.layer] - used + plan.count[N_EVICTED]
-    return int(room - plan.count[N_EVICTED_ACTIVE] + rules.staging - cache.total[2])
+        room = cache.capacity[step.layer] - used + plan.evictions
+    return int(room - plan.evicted_active + rules.staging - cache.staged_experts)
 
 
-@bare_njit
+@shared_njit
 def settle(step: Step, cache: Cache, plan: Plan, rules: Rules) -> None:
     """Who stays, and in which order transfers go."""
     if decides(step, rules):
@@ -120,8 +103,8 @@ def settle(step: Step, cache: Cache, plan: Plan, rules: Rules) -> None:
     arrange(step, plan)
 
 
-@bare_njit
-def judge(step: Step, cache: Cache, plan: Plan) -> None:
+@shared_njit
+def classify_residency(step: Step, cache: Cache, plan: Plan) -> None:
     """Fill `plan.state` before anything moves; misses are proposed as transfers in id order."""
     layer = step.layer
     for expert in range(plan.index.size):
@@ -140,11 +123,10 @@ def judge(step: Step, cache: Cache, plan: Plan) -> None:
         plan.place[i] = TRANSFER if state == ABSENT else ON_GPU
         plan.rank[i] = 0.0
         plan.stays[i] = 0
-    for j in range(plan.count.size):
-        plan.count[j] = 0
+    plan.transfers = plan.evictions = plan.evicted_active = plan.on_cpu = plan.late = 0
 
 
-@bare_njit
+@shared_njit
 def touch(step: Step, cache: Cache) -> None:
     """Renew the recency stamps of the active set."""
     for i in range(step.expert.size):
@@ -152,7 +134,7 @@ def touch(step: Step, cache: Cache) -> None:
         cache.stamp[step.layer, step.expert[i]] = step.clock * STAMP_STEP + mention
 
 
-@inner_njit
+@jitable
 def arrange(step: Step, plan: Plan) -> None:
     """Order the transfers and count: those that will not stay go first, then by (rank, id).
 
@@ -167,9 +149,9 @@ def arrange(step: Step, plan: Plan) -> None:
                 plan.order[n] = i
                 n += 1
         sort_by_rank(plan.order, plan.rank, first, n)
-    plan.count[N_TRANSFERS] = n
+    plan.transfers = n
     for i in range(step.expert.size):
         if plan.place[i] == ON_CPU:
-            plan.count[N_CPU] += 1
+            plan.on_cpu += 1
         elif plan.state[i] == IN_FLIGHT:
-            plan.count[N_LATE] += 1
+            plan.late += 1

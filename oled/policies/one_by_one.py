@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from oled._jit import bare_njit, inner_njit
+import numpy as np
+
+from oled._jit import jitable, shared_njit
 from oled.policies.admission import drop, insert
 from oled.policies.interface import (
     ABSENT,
-    N_EVICTED_ACTIVE,
     ON_GPU,
     RESIDENT,
     STAMP_STEP,
@@ -18,7 +19,7 @@ from oled.policies.interface import (
 from oled.policies.selection import sort_by_rank
 
 
-@bare_njit
+@shared_njit
 def remember(step: Step, cache: Cache) -> None:
     """Keep the layer's scores and stamps of before this step, for `serve_one_by_one`."""
     for expert in range(cache.num_experts[step.layer]):
@@ -26,7 +27,7 @@ def remember(step: Step, cache: Cache) -> None:
         cache.age[expert] = cache.stamp[step.layer, expert]
 
 
-@inner_njit
+@jitable
 def serve_one_by_one(step: Step, cache: Cache, plan: Plan, by_mention: bool) -> None:
     """Naive replay: experts one after the other, in id order or in the order of their last mention.
 
@@ -42,13 +43,13 @@ def serve_one_by_one(step: Step, cache: Cache, plan: Plan, by_mention: bool) -> 
     sort_by_rank(plan.order, plan.rank, 0, n)
     for turn in range(n):
         i = plan.order[turn]
-        expert = step.expert[i]
+        expert = np.int64(step.expert[i])
         if cache.resident[layer, expert] != 0:
             plan.state[i], plan.place[i] = RESIDENT, ON_GPU
         else:
             if plan.state[i] == RESIDENT:  # evicted before its turn: nothing computes in its slot
                 plan.state[i] = ABSENT
-                plan.count[N_EVICTED_ACTIVE] -= 1
+                plan.evicted_active -= 1
             plan.place[i] = TRANSFER if plan.state[i] == ABSENT else ON_GPU
             while cache.used[layer] > 0 and cache.used[layer] >= cache.capacity[layer]:
                 drop(_victim(layer, cache), step, cache, plan)
@@ -62,7 +63,7 @@ def serve_one_by_one(step: Step, cache: Cache, plan: Plan, by_mention: bool) -> 
         plan.rank[i] = step.last_token[i] if by_mention else i
 
 
-@inner_njit
+@jitable
 def _victim(layer: int, cache: Cache) -> int:
     best = -1
     for expert in range(cache.num_experts[layer]):

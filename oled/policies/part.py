@@ -1,21 +1,36 @@
 """The four kinds of part. A part is a frozen dataclass of its hyper-parameters plus its functions.
 
-`params()` hands the hyper-parameters to the kernel as float64, in the order of the fields.
-`memory_shape` is the state that a part keeps between steps ([*, *, *], float64), cleared with each
-request unless `learned`; oracles write what they know of the future there (`first_memory`).
+The kernel gets the hyper-parameters by the names of the fields (`params.share`), and by the names
+of a `Memory` what the part keeps between steps (`memory.tokens`): zeros at the start of each
+request, unless the part has `learned`; oracles begin with what they know (`first_memory`).
 `needs` names the trace columns without which the part refuses to run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oled.policies.interface import ALLOCATE, ASK, DISPATCH, WATCH, kernel
+from oled.policies.interface import (
+    ALLOCATE,
+    ASK,
+    DISPATCH,
+    WATCH,
+    At,
+    Cache,
+    Costs,
+    Plan,
+    Queue,
+    Side,
+    Step,
+)
+from oled.policies.kernel import Memory, NoMemory, kernel
+from oled.policies.struct import Struct, struct_of_numbers
 
 if TYPE_CHECKING:
     from oled.trace.steps import Steps
@@ -52,15 +67,31 @@ class Part:
     needs: ClassVar[frozenset[str]] = frozenset()
     learned: ClassVar[bool] = False
 
-    def params(self) -> NDArray[np.float64]:
-        return np.array([float(v) for v in dataclasses.astuple(self)] or [0.0])
+    def params(self) -> Struct:
+        """Return the hyper-parameters that are numbers, by name, for the kernel."""
+        numbers: type[Struct] = _params_of(type(self))  # type: ignore[arg-type]
+        return numbers(**{name: getattr(self, name) for name in numbers.ref.fields})
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (1, 1, 1)
+    def memory(self, layers: int, experts: int) -> Memory:
+        """Return what the part remembers of a model at the start of a request."""
+        return NoMemory()
 
-    def first_memory(self, steps: Steps) -> NDArray[np.float64]:
-        """What the part remembers before the first layer-step of `steps`: nothing."""
-        return np.zeros(self.memory_shape(steps.num_layers, int(steps.num_experts.max())))
+    def first_memory(self, steps: Steps) -> Memory:
+        """Return what the part remembers before the first layer-step of `steps`."""
+        return self.memory(steps.num_layers, int(steps.num_experts.max()))
+
+
+_KINDS: dict[Any, type] = {kind: kind for kind in (int, float, bool)} | {
+    kind.__name__: kind for kind in (int, float, bool)
+}
+
+
+@functools.cache
+def _params_of(part: type[Part]) -> type[Struct]:
+    """Return the struct of a part's fields that are annotated as int, float or bool."""
+    fields = dataclasses.fields(part)
+    kinds = {field.name: _KINDS[field.type] for field in fields if field.type in _KINDS}
+    return struct_of_numbers(part.__name__, kinds)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,22 +107,33 @@ class Retention(Part):
 
 
 @kernel(WATCH)
-def watch_nothing(step, cache, memory, params):  # type: ignore[no-untyped-def]
+def watch_nothing(step: Step, cache: Cache, memory: NoMemory, params: Struct) -> None:
     pass
 
 
 @kernel(ALLOCATE)
-def keep_capacity(at, cache, memory, params):  # type: ignore[no-untyped-def]
+def keep_capacity(at: At, cache: Cache, memory: NoMemory, params: Struct) -> None:
     pass
 
 
 @kernel(DISPATCH)
-def transfer_all(step, cache, costs, plan, memory, params):  # type: ignore[no-untyped-def]
+def transfer_all(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: NoMemory, params: Struct
+) -> None:
     pass
 
 
 @kernel(ASK)
-def ask_nothing(step, cache, costs, plan, side, queue, memory, params):  # type: ignore[no-untyped-def]
+def ask_nothing(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: NoMemory,
+    params: Struct,
+) -> None:
     pass
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from oled._jit import inner_njit
+from oled._jit import jitable
 
 
-@inner_njit
+@jitable
 def select_lowest(
     key: NDArray[np.float64], age: NDArray[np.int64], item: NDArray[np.int64], n: int, lowest: int
 ) -> None:
@@ -43,7 +43,7 @@ def select_lowest(
             left = low
 
 
-@inner_njit
+@jitable
 def _swap_to_front(
     key: NDArray[np.float64],
     age: NDArray[np.int64],
@@ -61,7 +61,7 @@ def _swap_to_front(
             return
 
 
-@inner_njit
+@jitable
 def _median_of_three(
     key: NDArray[np.float64], age: NDArray[np.int64], left: int, right: int
 ) -> tuple[float, int]:
@@ -74,12 +74,12 @@ def _median_of_three(
     return key[b], age[b]
 
 
-@inner_njit
+@jitable
 def _before(key: NDArray[np.float64], age: NDArray[np.int64], i: int, j: int) -> bool:
     return bool(key[i] < key[j] or (key[i] == key[j] and age[i] < age[j]))
 
 
-@inner_njit
+@jitable
 def sort_lowest(
     key: NDArray[np.float64], age: NDArray[np.int64], item: NDArray[np.int64], n: int
 ) -> None:
@@ -103,7 +103,7 @@ def sort_lowest(
         gap //= 3
 
 
-@inner_njit
+@jitable
 def sort_by_rank(
     order: NDArray[np.int64], rank: NDArray[np.float64], first: int, last: int
 ) -> None:

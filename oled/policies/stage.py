@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from oled._jit import inner_njit
+from oled._jit import jitable
 from oled.policies.interface import PREFILL, Cache, Step
 from oled.policies.selection import select_lowest
 
@@ -19,13 +19,13 @@ RESIDENTS_FIRST = 1 << 60
 """Above every stamp: of equally busy experts a resident is held before one that must be copied."""
 
 
-@inner_njit
+@jitable
 def stage_of(step: Step) -> int:
     """The number of the step's stage: PROMPT, or above it that of the block."""
     return PROMPT if step.phase == PREFILL else step.block + PROMPT + 2
 
 
-@inner_njit
+@jitable
 def hold(layer: int, cache: Cache, tokens: NDArray[np.float64]) -> None:
     """Freeze a layer's residency: as many experts as it has slots, those with most `tokens` f64[E].
 

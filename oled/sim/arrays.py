@@ -15,9 +15,9 @@ from oled.policies.interface import (
     Side,
 )
 from oled.sim.calibration import Calibration
-from oled.sim.replay import Workload
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
+from oled.sim.state import Workload
 from oled.sim.tally import COLUMNS, L_COLUMNS, Tally
 from oled.trace.schema import Phase
 from oled.trace.steps import Steps, coming_scores, next_use
@@ -32,7 +32,9 @@ def new_tally(steps: Steps, requests: int, settings: Settings) -> Tally:
         by_layer=np.zeros((steps.num_layers, L_COLUMNS), np.int64),
         begin_ns=np.zeros(steps.num_forwards, np.int64),
         end_ns=np.zeros(steps.num_forwards, np.int64),
-        before=np.zeros(11, np.int64),
+        stall_booked=np.zeros(3, np.int64),
+        busy_booked=np.zeros(4, np.int64),
+        moved_booked=np.zeros(4, np.int64),
         plans=np.zeros(entries, np.uint8),
         orders=np.zeros(entries, np.int32),
         slots=np.zeros((steps.num_steps if settings.plans else 0, 2), np.int32),
@@ -56,7 +58,9 @@ def new_cache(
         fresh=np.zeros(shape, np.uint8),
         capacity=np.zeros(layers, np.int64),
         used=np.zeros(layers, np.int64),
-        total=np.array([0, budget.total_bytes, 0], np.int64),
+        resident_bytes=0,
+        budget_bytes=budget.total_bytes,
+        staged_experts=0,
         num_experts=steps.num_experts,
         expert_bytes=costs.expert_bytes,
         prior=np.ascontiguousarray(calibration.prior),
@@ -124,7 +128,11 @@ def new_plan(layers: int, experts: int) -> Plan:
         order=np.zeros(experts, np.int64),
         evicted=np.zeros(layers * experts, np.int64),
         index=np.zeros(experts, np.int64),
-        count=np.zeros(8, np.int64),
+        transfers=0,
+        evictions=0,
+        evicted_active=0,
+        on_cpu=0,
+        late=0,
     )
 
 
@@ -135,8 +143,8 @@ def side_arrays(
     return Side(
         offsets=steps.offsets,
         expert=steps.expert,
-        step_layer=steps.layer,
-        step_forward=steps.forward,
+        layer=steps.layer,
+        forward=steps.forward,
         forward_request=request,
         pred_offsets=steps.pred_offsets if steps.pred_offsets is not None else empty,
         pred_expert=(
@@ -157,7 +165,8 @@ def new_queue(layers: int, experts: int) -> Queue:
         kind=np.zeros(room, np.int64),
         due=np.zeros(room, np.int64),
         chunks=np.zeros(room, np.int64),
-        span=np.zeros(2, np.int64),
+        begin=0,
+        end=0,
     )
 
 

@@ -12,16 +12,13 @@ staging slots, all but one, and none begins while the layer has demand copies to
 
 from __future__ import annotations
 
-from numba.extending import register_jitable
+import numpy as np
 
-from oled._jit import bare_njit
+from oled._jit import jitable, shared_njit
 from oled.policies.interface import (
     COPYING,
     IN_FLIGHT,
     LANDED,
-    N_CPU,
-    N_EVICTED_ACTIVE,
-    N_TRANSFERS,
     ON_CPU,
     ON_GPU,
     Cache,
@@ -33,18 +30,11 @@ from oled.policies.interface import (
 )
 from oled.sim.lanes import (
     COPY_STALL,
-    CPU_BEGIN,
-    CPU_LEFT,
     CPU_STALL,
     D2H,
     DEMAND,
     GPU,
-    GPU_UNTIL,
     IDLE,
-    LINK_BEGAN,
-    LINK_ENDED,
-    LINK_LEFT,
-    LINK_WHAT,
     LOG_COPY,
     LOG_CPU,
     LOG_DENSE,
@@ -55,9 +45,6 @@ from oled.sim.lanes import (
     LOG_POLICY,
     LOG_USE,
     MOVED,
-    NOW,
-    P_EXPERT,
-    P_LAYER,
     POLICY_STALL,
     PPM,
     Lanes,
@@ -75,7 +62,7 @@ from oled.sim.staging import settle_landed
 NO_EVENT = 2**62
 
 
-@bare_njit
+@shared_njit
 def run_until(
     lanes: Lanes,
     until: int,
@@ -93,15 +80,15 @@ def run_until(
     Nothing begins at `until` itself. Returns the slots that prefetches took, less those that
     became free.
     """
-    t, taken = lanes.t, 0
-    while t[NOW] < until:
-        if t[LINK_WHAT] == IDLE:
-            room = rules.staging - 1 - cache.total[2]
+    taken = 0
+    while lanes.now < until:
+        if lanes.link_what == IDLE:
+            room = rules.staging - 1 - cache.staged_experts
             taken += max(0, take_prefetch(lanes, queue, cache, costs, routed, room))
-        if t[LINK_WHAT] == IDLE:
+        if lanes.link_what == IDLE:
             pass_time(lanes, until, PPM, PPM)
             break
-        end = finish_time(t[NOW], t[LINK_LEFT], PPM)
+        end = finish_time(lanes.now, lanes.link_left, PPM)
         if end > until:
             pass_time(lanes, until, PPM, PPM)
             break
@@ -111,25 +98,25 @@ def run_until(
     return taken
 
 
-@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
+@jitable
 def run_dense(
     lanes: Lanes, work_ns: int, step: Step, cache: Cache, costs: Costs, queue: Queue, rules: Rules
 ) -> None:
     """The dense part of a layer, at whose end its routing is known."""
-    begin = lanes.t[NOW]
+    begin = lanes.now
     lanes.busy[GPU] += work_ns
     note(lanes, LOG_DENSE, begin, begin + work_ns, step.forward, step.layer, step.tokens)
     run_until(lanes, begin + work_ns, step.forward, step.index - 1, -1, cache, costs, queue, rules)
 
 
-@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
+@jitable
 def run_policy(
     lanes: Lanes, step: Step, cache: Cache, costs: Costs, queue: Queue, rules: Rules
 ) -> int:
     """The policy's own time; returns the slots that prefetches took meanwhile."""
     if costs.policy_ns == 0:
         return 0
-    now = lanes.t[NOW]
+    now = lanes.now
     end = now + costs.policy_ns
     lanes.stall[POLICY_STALL] += costs.policy_ns
     note(lanes, LOG_POLICY, now, end, step.forward, step.layer, 0)
@@ -137,7 +124,7 @@ def run_policy(
     return int(run_until(lanes, end, step.forward, *at, cache, costs, queue, rules))
 
 
-@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
+@jitable
 def run_head(
     lanes: Lanes,
     work_ns: int,
@@ -149,13 +136,13 @@ def run_head(
     rules: Rules,
 ) -> None:
     """What follows the last layer of a forward."""
-    end = lanes.t[NOW] + work_ns
+    end = lanes.now + work_ns
     lanes.busy[GPU] += work_ns
-    note(lanes, LOG_HEAD, lanes.t[NOW], end, forward, -1, 0)
+    note(lanes, LOG_HEAD, lanes.now, end, forward, -1, 0)
     run_until(lanes, end, forward, routed, -1, cache, costs, queue, rules)
 
 
-@bare_njit
+@shared_njit
 def run_layer(
     lanes: Lanes,
     step: Step,
@@ -166,14 +153,13 @@ def run_layer(
     rules: Rules,
     free_slots: int,
 ) -> None:
-    """Execute one layer-step from `lanes.t[NOW]`, routing known and policy time charged.
+    """Execute one layer-step from `lanes.now`, routing known and policy time charged.
 
     `free_slots`: slots that a copy may take at once. An active resident that is evicted frees its
     slot when the hits have computed; a newcomer that does not stay, when its own group has.
     """
-    t = lanes.t
     layer, forward = step.layer, step.forward
-    begin = t[NOW]
+    begin = lanes.now
 
     hits, hit_assignments, late, cpu_tokens, cpu_work = 0, 0, 0, 0, 0
     for i in range(step.expert.size):
@@ -187,47 +173,47 @@ def run_layer(
                 hits += 1
                 hit_assignments += step.count[i]
                 if plan.state[i] == LANDED or plan.state[i] == IN_FLIGHT:
-                    note(lanes, LOG_USE, begin, begin, forward, layer, step.expert[i])
+                    note(lanes, LOG_USE, begin, begin, forward, layer, np.int64(step.expert[i]))
 
-    cpu_running = plan.count[N_CPU] > 0
+    cpu_running = plan.on_cpu > 0
     back_ns = 0
-    t[CPU_LEFT] = 0
+    lanes.cpu_left = 0
     if cpu_running:
         cpu_tokens = min(cpu_tokens, step.tokens)
         out_ns, back_ns = costs.act_out_ns[cpu_tokens], costs.act_back_ns[cpu_tokens]
-        t[CPU_BEGIN] = begin + out_ns
-        t[CPU_LEFT] = (costs.cpu_call_ns + cpu_work) * PPM
+        lanes.cpu_begin = begin + out_ns
+        lanes.cpu_left = (costs.cpu_call_ns + cpu_work) * PPM
         lanes.busy[D2H] += out_ns
         note(lanes, LOG_OUT, begin, begin + out_ns, forward, layer, cpu_tokens)
 
-    released_by_group = plan.count[N_EVICTED_ACTIVE]
-    t[GPU_UNTIL] = begin
+    released_by_group = plan.evicted_active
+    lanes.gpu_until = begin
     if hits > 0:
-        t[GPU_UNTIL] = begin + group_ns(costs, layer, hit_assignments, hits)
-        lanes.busy[GPU] += t[GPU_UNTIL] - begin
-        note(lanes, LOG_HITS, begin, t[GPU_UNTIL], forward, layer, hits)
+        lanes.gpu_until = begin + group_ns(costs, layer, hit_assignments, hits)
+        lanes.busy[GPU] += lanes.gpu_until - begin
+        note(lanes, LOG_HITS, begin, lanes.gpu_until, forward, layer, hits)
 
-    transfers = plan.count[N_TRANSFERS]
+    transfers = plan.transfers
     pending = transfers + late  # experts to compute that have not landed
     copied = 0  # demand copies begun
     ready, ready_assignments, ready_leaving = 0, 0, 0
     cpu_back = begin
 
     while True:
-        computing = t[GPU_UNTIL] > t[NOW]
+        computing = lanes.gpu_until > lanes.now
         if not computing:
             free_slots += released_by_group
             released_by_group = 0
             if ready > 0:
-                t[GPU_UNTIL] = t[NOW] + group_ns(costs, layer, ready_assignments, ready)
-                lanes.busy[GPU] += t[GPU_UNTIL] - t[NOW]
-                note(lanes, LOG_LANDED, t[NOW], t[GPU_UNTIL], forward, layer, ready)
+                lanes.gpu_until = lanes.now + group_ns(costs, layer, ready_assignments, ready)
+                lanes.busy[GPU] += lanes.gpu_until - lanes.now
+                note(lanes, LOG_LANDED, lanes.now, lanes.gpu_until, forward, layer, ready)
                 released_by_group = ready_leaving
                 ready, ready_assignments, ready_leaving = 0, 0, 0
                 continue
             if pending == 0 and not cpu_running:
                 break
-        if t[LINK_WHAT] == IDLE:
+        if lanes.link_what == IDLE:
             if copied < transfers:
                 if free_slots > 0:
                     free_slots -= 1
@@ -235,52 +221,68 @@ def run_layer(
                     put_on_link(lanes, DEMAND, work, costs.copy_wake_ns)
                     copied += 1
             else:
-                room = min(rules.staging - 1 - cache.total[2], free_slots)
+                room = min(rules.staging - 1 - cache.staged_experts, free_slots)
                 free_slots -= max(0, take_prefetch(lanes, queue, cache, costs, step.index, room))
 
         both = both_read(lanes)
         link_rate = costs.link_contention_ppm if both else PPM
         cpu_rate = costs.cpu_contention_ppm if both else PPM
-        if not computing and t[LINK_WHAT] == IDLE and not cpu_running:
+        if not computing and lanes.link_what == IDLE and not cpu_running:
             raise RuntimeError("a transfer waits for a slot that never becomes free")
-        event = t[GPU_UNTIL] if computing else NO_EVENT
-        if t[LINK_WHAT] != IDLE:
-            event = min(event, finish_time(t[NOW], t[LINK_LEFT], link_rate))
+        event = lanes.gpu_until if computing else NO_EVENT
+        if lanes.link_what != IDLE:
+            event = min(event, finish_time(lanes.now, lanes.link_left, link_rate))
         if cpu_running:
-            if t[CPU_BEGIN] > t[NOW]:
-                event = min(event, t[CPU_BEGIN])
+            if lanes.cpu_begin > lanes.now:
+                event = min(event, lanes.cpu_begin)
             else:
-                event = min(event, finish_time(t[NOW], t[CPU_LEFT], cpu_rate))
+                event = min(event, finish_time(lanes.now, lanes.cpu_left, cpu_rate))
         if not computing:
             stalled = COPY_STALL if pending > 0 else CPU_STALL
-            lanes.stall[stalled] += event - t[NOW]
+            lanes.stall[stalled] += event - lanes.now
         pass_time(lanes, event, link_rate, cpu_rate)
 
-        if t[LINK_WHAT] != IDLE and t[LINK_LEFT] <= 0:
-            if t[LINK_WHAT] == DEMAND:
+        if lanes.link_what != IDLE and lanes.link_left <= 0:
+            if lanes.link_what == DEMAND:
                 i = plan.order[copied - 1]
-                note(lanes, LOG_COPY, t[LINK_BEGAN], t[NOW], forward, layer, step.expert[i])
-                t[LINK_WHAT], t[LINK_ENDED] = IDLE, t[NOW]
+                note(
+                    lanes,
+                    LOG_COPY,
+                    lanes.link_began,
+                    lanes.now,
+                    forward,
+                    layer,
+                    np.int64(step.expert[i]),
+                )
+                lanes.link_what, lanes.link_ended = IDLE, lanes.now
                 lanes.moved[MOVED] += cache.expert_bytes[layer]
                 pending -= 1
                 ready += 1
                 ready_assignments += step.count[i]
                 ready_leaving += 1 - plan.stays[i]
             elif end_chunk(lanes, cache, forward):
-                i = plan.index[lanes.copying[P_EXPERT]]
-                mine = lanes.copying[P_LAYER] == layer and i >= 0
+                i = plan.index[lanes.copying.expert]
+                mine = lanes.copying.layer == layer and i >= 0
                 if mine and plan.state[i] == IN_FLIGHT and plan.place[i] == ON_GPU:
                     pending -= 1
                     ready += 1
                     ready_assignments += step.count[i]
-                    note(lanes, LOG_USE, t[NOW], t[NOW], forward, layer, step.expert[i])
+                    note(
+                        lanes,
+                        LOG_USE,
+                        lanes.now,
+                        lanes.now,
+                        forward,
+                        layer,
+                        np.int64(step.expert[i]),
+                    )
                 else:
                     free_slots += settle_landed(lanes, step.index, layer, cache, rules)
-        if cpu_running and t[CPU_BEGIN] <= t[NOW] and t[CPU_LEFT] <= 0:
+        if cpu_running and lanes.cpu_begin <= lanes.now and lanes.cpu_left <= 0:
             cpu_running = False
-            cpu_back = t[NOW] + back_ns
-            note(lanes, LOG_CPU, t[CPU_BEGIN], t[NOW], forward, layer, plan.count[N_CPU])
-    t[CPU_LEFT] = 0
-    if cpu_back > t[NOW]:
-        lanes.stall[CPU_STALL] += cpu_back - t[NOW]
+            cpu_back = lanes.now + back_ns
+            note(lanes, LOG_CPU, lanes.cpu_begin, lanes.now, forward, layer, plan.on_cpu)
+    lanes.cpu_left = 0
+    if cpu_back > lanes.now:
+        lanes.stall[CPU_STALL] += cpu_back - lanes.now
         run_until(lanes, cpu_back, forward, step.index, layer, cache, costs, queue, rules)

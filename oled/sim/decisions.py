@@ -4,69 +4,40 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
-import numba
-import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
 from oled._jit import bare_njit
 from oled.errors import UserError
-from oled.policies import interface
 from oled.policies.decide import decide
-from oled.policies.interface import At, Cache, Costs, Kernel, Plan, Rules
+from oled.sim.parts import PARTS, Parts
 from oled.sim.prepare import Assembly
-from oled.sim.replay import Workload, step_of
+from oled.sim.replay import begin_forward
+from oled.sim.state import State, point_at
 
 
-def decide_all(
-    observe: Callable[..., None],
-    watch: Callable[..., None],
-    allocate: Callable[..., None],
-    dispatch: Callable[..., None],
-    params: tuple[NDArray[np.float64], ...],
-    memory: tuple[NDArray[np.float64], ...],
-    work: Workload,
-    cache: Cache,
-    costs: Costs,
-    plan: Plan,
-    rules: Rules,
-) -> None:
-    """Decide every layer-step of `work`, as `replay` does."""
+def decide_all(parts: Parts, state: State) -> None:
+    """Decide every layer-step; nothing is counted, and nothing is copied ahead."""
+    work, step = state.work, state.step
     for forward in range(work.request.size):
-        at = At(forward, work.phase[forward], work.block[forward], work.denoising_step[forward], 0)
-        allocate(at, cache, memory[1], params[1])
+        begin_forward(parts, None, state, forward)
         for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
-            step = step_of(work, index, forward)
-            decide(observe, watch, dispatch, params, memory, step, cache, costs, plan, rules)
+            point_at(step, work, index, forward)
+            decide(parts, step, state.cache, state.costs, state.plan, state.rules)
 
 
 @functools.cache
-def _compiled(signature: tuple[Any, ...]) -> Callable[..., None]:
-    pointers = tuple(
-        types.FunctionType(sig)
-        for sig in (interface.OBSERVE, interface.WATCH, interface.ALLOCATE, interface.DISPATCH)
-    )
-    compiled: Callable[..., None] = bare_njit(types.void(*pointers, *signature))(decide_all)
+def _compiled() -> Callable[[Parts, State], None]:
+    compiled: Callable[..., None] = bare_njit(types.void(PARTS, State.ref))(decide_all)
     return compiled
 
 
 def decision_loop(ready: Assembly) -> Callable[[], None]:
-    """A function that decides the whole trace again, from the residency it finds."""
-    parts = ready.functions[:4]
-    if not all(isinstance(part, Kernel) for part in parts):
+    """Return a function that decides the whole trace anew.
+
+    Raises UserError where a part is plain Python.
+    """
+    if not ready.parts.compiled:
         raise UserError("decisions are timed for compiled parts only")
-    data = (
-        ready.params,
-        ready.memory,
-        ready.work,
-        ready.cache,
-        ready.costs,
-        ready.plan,
-        ready.rules,
-    )
-    ready.cache.capacity[:] = ready.start.capacity
-    loop = _compiled(tuple(numba.typeof(argument) for argument in data))
-    pointers = [part.compiled() for part in parts]
-    return lambda: loop(*pointers, *data)
+    loop, parts, state = _compiled(), ready.parts.opaque(), ready.state
+    return lambda: loop(parts, state)

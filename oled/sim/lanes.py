@@ -8,12 +8,9 @@ numbers and results do not depend on rounding.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from oled._jit import bare_njit, inner_njit
+from oled._jit import jitable, shared_njit
 from oled.policies.interface import (
     COPYING,
     FILL,
@@ -24,24 +21,21 @@ from oled.policies.interface import (
     Costs,
     Queue,
 )
+from oled.policies.struct import Matrix, Mutable, Struct, Vector
 
 PPM = 1_000_000
 
-# Lanes.t
-NOW, LINK_WHAT, LINK_LEFT, LINK_ENDED, LINK_BEGAN, CPU_BEGIN, CPU_LEFT, GPU_UNTIL = range(8)
-
-# Lanes.t[LINK_WHAT]
+# Lanes.link_what
 IDLE, DEMAND, AHEAD = 0, 1, 2
-
-# Lanes.copying and Lanes.paused: the prefetch on the link, and one that waits between two chunks.
-# P_CHUNKS: pieces that have not crossed; P_LEFT: ns of copying of those that have not begun.
-P_LAYER, P_EXPERT, P_KIND, P_DUE, P_CHUNKS, P_LEFT = range(6)
 
 # Lanes.busy
 GPU, H2D, D2H, CPU = range(4)
 
 # Lanes.stall
 COPY_STALL, CPU_STALL, POLICY_STALL = range(3)
+
+# Lanes.moved
+MOVED, USEFUL, WASTED, LATE = range(4)
 
 # Kinds of timeline entries.
 LOG_HEAD, LOG_DENSE, LOG_HITS, LOG_LANDED, LOG_COPY, LOG_PREFETCH, LOG_CPU, LOG_OUT, LOG_POLICY = (
@@ -50,89 +44,111 @@ LOG_HEAD, LOG_DENSE, LOG_HITS, LOG_LANDED, LOG_COPY, LOG_PREFETCH, LOG_CPU, LOG_
 LOG_RESIDENTS, LOG_QUEUE, LOG_BACK, LOG_USE = 9, 10, 11, 12
 
 
-class Lanes(NamedTuple):
-    t: NDArray[np.int64]  # [8]
-    copying: NDArray[np.int64]  # [6] P_*
-    paused: NDArray[np.int64]  # [6]; P_CHUNKS 0: none
-    due: NDArray[np.int64]  # [L, E] the layer-step that a staged expert was fetched for
-    busy: NDArray[np.int64]  # [4] ns of work done by each lane
-    stall: NDArray[np.int64]  # [3] ns that the GPU stood still
-    moved: NDArray[np.int64]  # [4] bytes: host to device, prefetch useful, wasted, late
-    log: NDArray[np.int64]  # [capacity, 6] kind, begin, end, forward, layer, item
-    logged: NDArray[np.int64]  # [2] entries, whether recording is on
+class Ahead(Struct, mutable=True):
+    """A copy made ahead, piece by piece."""
+
+    layer: int
+    expert: int
+    kind: int  # HOLD or FILL
+    due: int  # the layer-step that it is meant for
+    chunks: int  # pieces that have not crossed; 0: no copy
+    left_ns: int  # copying of the pieces that have not begun
 
 
-MOVED, USEFUL, WASTED, LATE = range(4)
+class Lanes(Struct):
+    """The state of the clock."""
+
+    now: Mutable[int]
+    link_what: Mutable[int]  # IDLE, DEMAND or AHEAD
+    link_left: Mutable[int]  # work of the copy on the link, in millionths of a nanosecond
+    link_began: Mutable[int]  # when that copy began
+    link_ended: Mutable[int]  # when the link fell idle
+    cpu_begin: Mutable[int]  # when the CPU's experts begin
+    cpu_left: Mutable[int]  # their work, in millionths of a nanosecond; 0: none
+    gpu_until: Mutable[int]  # when the running launch group ends
+    copying: Ahead  # the prefetch on the link
+    paused: Ahead  # one that waits between two chunks
+    due: Matrix[np.int64]  # [L, E] the layer-step that a staged expert was fetched for
+    busy: Vector[np.int64]  # [4] ns of work done by each lane
+    stall: Vector[np.int64]  # [3] ns that the GPU stood still
+    moved: Vector[np.int64]  # [4] bytes: host to device, prefetch useful, wasted, late
+    log: Matrix[np.int64]  # [capacity, 6] kind, begin, end, forward, layer, item
+    entries: Mutable[int]  # of the log
+    recording: Mutable[bool]
 
 
 def new_lanes(log_capacity: int, layers: int, experts: int) -> Lanes:
-    i8 = np.int64
-    lanes = Lanes(
-        np.zeros(8, i8),
-        np.zeros(6, i8),
-        np.zeros(6, i8),
-        np.zeros((layers, experts), i8),
-        np.zeros(4, i8),
-        np.zeros(3, i8),
-        np.zeros(4, i8),
-        np.zeros((max(1, log_capacity), 6), i8),
-        np.zeros(2, i8),
+    """Return idle lanes with room for `log_capacity` timeline entries."""
+    nothing = dict.fromkeys(Ahead.ref.fields, 0)
+    return Lanes(
+        now=0,
+        link_what=IDLE,
+        link_left=0,
+        link_began=0,
+        link_ended=-1,  # the first copy of a run finds the link asleep
+        cpu_begin=0,
+        cpu_left=0,
+        gpu_until=0,
+        copying=Ahead(**nothing),
+        paused=Ahead(**nothing),
+        due=np.zeros((layers, experts), np.int64),
+        busy=np.zeros(4, np.int64),
+        stall=np.zeros(3, np.int64),
+        moved=np.zeros(4, np.int64),
+        log=np.zeros((max(1, log_capacity), 6), np.int64),
+        entries=0,
+        recording=False,
     )
-    lanes.t[LINK_ENDED] = -1  # the first copy of a run finds the link asleep
-    return lanes
 
 
-@bare_njit
+@shared_njit
 def note(
     lanes: Lanes, kind: int, begin: int, end: int, forward: int, layer: int, item: int
 ) -> None:
     """Write one timeline entry, while recording is on and room is left."""
-    n = lanes.logged[0]
-    if lanes.logged[1] == 0 or n >= lanes.log.shape[0]:
+    n = lanes.entries
+    if not lanes.recording or n >= lanes.log.shape[0]:
         return
     row = lanes.log[n]
     row[0], row[1], row[2], row[3], row[4], row[5] = kind, begin, end, forward, layer, item
-    lanes.logged[0] = n + 1
+    lanes.entries = n + 1
 
 
-@inner_njit
+@jitable
 def put_on_link(lanes: Lanes, what: int, work_ns: int, wake_ns: int) -> None:
     """Begin a copy now. A link that stood still needs `wake_ns` more (isolated copy latency)."""
-    t = lanes.t
-    if t[LINK_ENDED] < t[NOW]:
+    if lanes.link_ended < lanes.now:
         work_ns += wake_ns
-    t[LINK_WHAT], t[LINK_LEFT], t[LINK_BEGAN] = what, work_ns * PPM, t[NOW]
+    lanes.link_what, lanes.link_left, lanes.link_began = what, work_ns * PPM, lanes.now
 
 
-@inner_njit
+@jitable
 def both_read(lanes: Lanes) -> bool:
     """Whether link and CPU read host memory at this moment: each slows the other down."""
-    t = lanes.t
-    return bool(t[LINK_WHAT] != IDLE and t[CPU_LEFT] > 0 and t[CPU_BEGIN] <= t[NOW])
+    return bool(lanes.link_what != IDLE and lanes.cpu_left > 0 and lanes.cpu_begin <= lanes.now)
 
 
-@inner_njit
+@jitable
 def pass_time(lanes: Lanes, until: int, link_rate: int, cpu_rate: int) -> None:
     """Let time pass to `until` at the present rates; no event lies in between."""
-    t = lanes.t
-    elapsed = until - t[NOW]
-    if t[LINK_WHAT] != IDLE:
-        t[LINK_LEFT] -= elapsed * link_rate
+    elapsed = until - lanes.now
+    if lanes.link_what != IDLE:
+        lanes.link_left -= elapsed * link_rate
         lanes.busy[H2D] += elapsed
-    if t[CPU_LEFT] > 0 and t[CPU_BEGIN] <= t[NOW]:
-        t[CPU_LEFT] -= elapsed * cpu_rate
+    if lanes.cpu_left > 0 and lanes.cpu_begin <= lanes.now:
+        lanes.cpu_left -= elapsed * cpu_rate
         lanes.busy[CPU] += elapsed
-    t[NOW] = until
+    lanes.now = until
 
 
-@inner_njit
+@jitable
 def finish_time(now: int, left: int, rate: int) -> int:
     if rate == PPM:  # by far the most frequent, and a constant divides faster
         return now + (left + PPM - 1) // PPM
     return now + (left + rate - 1) // rate
 
 
-@inner_njit
+@jitable
 def take_prefetch(
     lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, routed: int, room: int
 ) -> int:
@@ -141,60 +157,64 @@ def take_prefetch(
     A prefetch cut short goes on first. Entries whose expert is resident or on its way already, or
     whose layer-step is not later than `routed`, are dropped. `room`: staging slots it may take.
     """
-    if lanes.paused[P_CHUNKS] > 0:
-        for j in range(lanes.paused.size):
-            lanes.copying[j] = lanes.paused[j]
-        lanes.paused[P_CHUNKS] = 0
+    if lanes.paused.chunks > 0:
+        _move(lanes.paused, lanes.copying)
+        lanes.paused.chunks = 0
         _begin_chunk(lanes, costs)
         return 0
-    span = queue.span
-    while span[0] < span[1]:
-        head = span[0]
+    while queue.begin < queue.end:
+        head = queue.begin
         layer, expert = queue.layer[head], queue.expert[head]
         here = cache.staged[layer, expert] != NOT_STAGED or cache.resident[layer, expert] != 0
         if here or queue.due[head] <= routed:
-            span[0] += 1
+            queue.begin += 1
             continue
         if room <= 0:
             return -1
-        span[0] += 1
-        lanes.copying[P_LAYER], lanes.copying[P_EXPERT] = layer, expert
-        lanes.copying[P_KIND], lanes.copying[P_DUE] = queue.kind[head], queue.due[head]
-        lanes.copying[P_CHUNKS] = max(1, queue.chunks[head])
-        lanes.copying[P_LEFT] = costs.copy_ns[costs.layer_class[layer]]
+        queue.begin += 1
+        lanes.copying.layer, lanes.copying.expert = layer, expert
+        lanes.copying.kind, lanes.copying.due = queue.kind[head], queue.due[head]
+        lanes.copying.chunks = max(1, queue.chunks[head])
+        lanes.copying.left_ns = costs.copy_ns[costs.layer_class[layer]]
         lanes.due[layer, expert] = queue.due[head]
         cache.staged[layer, expert] = COPYING
-        cache.total[2] += 1
+        cache.staged_experts += 1
         _begin_chunk(lanes, costs)
         return 1
     return -1
 
 
-@inner_njit
+@jitable
+def _move(source: Ahead, target: Ahead) -> None:
+    target.layer, target.expert = source.layer, source.expert
+    target.kind, target.due = source.kind, source.due
+    target.chunks, target.left_ns = source.chunks, source.left_ns
+
+
+@jitable
 def _begin_chunk(lanes: Lanes, costs: Costs) -> None:
     """Put the next piece of `lanes.copying` on the link; the pieces add up to one whole copy."""
-    piece = lanes.copying[P_LEFT] // lanes.copying[P_CHUNKS]
-    lanes.copying[P_LEFT] -= piece
+    piece = lanes.copying.left_ns // lanes.copying.chunks
+    lanes.copying.left_ns -= piece
     put_on_link(lanes, AHEAD, piece, costs.copy_wake_ns)
 
 
-@inner_njit
+@jitable
 def end_chunk(lanes: Lanes, cache: Cache, forward: int) -> bool:
     """A prefetch (or a chunk of it) has crossed the link; True if the whole expert has landed."""
-    layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]
-    note(lanes, LOG_PREFETCH, lanes.t[LINK_BEGAN], lanes.t[NOW], forward, layer, expert)
-    lanes.t[LINK_WHAT], lanes.t[LINK_ENDED] = IDLE, lanes.t[NOW]
-    lanes.copying[P_CHUNKS] -= 1
-    if lanes.copying[P_CHUNKS] > 0:
-        for j in range(lanes.paused.size):
-            lanes.paused[j] = lanes.copying[j]
+    layer, expert = lanes.copying.layer, lanes.copying.expert
+    note(lanes, LOG_PREFETCH, lanes.link_began, lanes.now, forward, layer, expert)
+    lanes.link_what, lanes.link_ended = IDLE, lanes.now
+    lanes.copying.chunks -= 1
+    if lanes.copying.chunks > 0:
+        _move(lanes.copying, lanes.paused)
         return False
-    cache.staged[layer, expert] = STAGED_FILL if lanes.copying[P_KIND] == FILL else STAGED
+    cache.staged[layer, expert] = STAGED_FILL if lanes.copying.kind == FILL else STAGED
     lanes.moved[MOVED] += cache.expert_bytes[layer]
     return True
 
 
-@inner_njit
+@jitable
 def group_ns(costs: Costs, layer: int, assignments: int, experts: int) -> int:
     """GPU time of one launch group; `assignments` is the sum of its experts' token counts."""
     tokens = (assignments + costs.top_k - 1) // costs.top_k

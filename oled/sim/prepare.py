@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from oled.policies.interface import (
     PREFILL_POLICY,
     PREFILL_STREAM,
     Admission,
+    At,
     Cache,
     Costs,
     Plan,
@@ -36,14 +36,11 @@ from oled.sim.arrays import (
 )
 from oled.sim.calibration import Calibration
 from oled.sim.lanes import Lanes, new_lanes
-from oled.sim.replay import (
-    Options,
-    Start,
-    Workload,
-    run,
-)
+from oled.sim.parts import Parts, parts_of
+from oled.sim.replay import run
 from oled.sim.settings import Settings
 from oled.sim.slots import Budget
+from oled.sim.state import Options, Start, State, Workload, no_step
 from oled.sim.tally import Tally
 from oled.trace.steps import Steps
 from oled.types import Ints
@@ -65,12 +62,10 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Assembly:
-    """Everything that one configuration needs; `data` are the arguments of `replay.replay`."""
+    """Everything that one configuration needs."""
 
-    functions: tuple[Any, ...]  # observe, watch, allocate, dispatch, ask
-    params: tuple[NDArray[np.float64], ...]
-    memory: tuple[NDArray[np.float64], ...]
-    learned: tuple[bool, ...]
+    parts: Parts
+    prefetches: bool  # whether anything is ever copied ahead
     work: Workload
     cache: Cache
     start: Start
@@ -84,9 +79,16 @@ class Assembly:
     tally: Tally
 
     @property
-    def data(self) -> tuple[Any, ...]:
-        names = [field.name for field in dataclasses.fields(self)][1:]
-        return tuple(getattr(self, name) for name in names)
+    def state(self) -> State:
+        """All of it that a replay works on besides parts and lanes."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        at = At(forward=-1, phase=0, block=-1, denoising_step=-1, first_of_request=False)
+        shared = {name: own[name] for name in State.ref.fields if name in own}
+        return State(**shared, step=no_step(self.work), at=at)
+
+    def run(self) -> None:
+        """Replay it."""
+        run(self.parts, None, self.lanes, self.state)
 
 
 def replay_steps(
@@ -99,11 +101,11 @@ def replay_steps(
 ) -> Replay:
     """Run one configuration. Raises UserError where the cache is below the minimum (G13)."""
     ready = assemble(steps, costs, composition, budget, settings, calibration)
-    run(ready.functions, *ready.data)
-    while ready.lanes.logged[0] == ready.lanes.log.shape[0]:  # the timeline is full: more room
+    ready.run()
+    while ready.lanes.entries == ready.lanes.log.shape[0]:  # the timeline is full: more room
         room = 4 * ready.lanes.log.shape[0]
         ready = assemble(steps, costs, composition, budget, settings, calibration, room)
-        run(ready.functions, *ready.data)
+        ready.run()
     initial = int(ready.start.resident.sum())
     return Replay(ready.tally, ready.lanes, ready.cache, np.unique(steps.request), initial)
 
@@ -128,21 +130,12 @@ def assemble(
         budget.capacity, steps.num_experts, costs.expert_bytes
     )
     capacity, start = _initial(composition, capacity, steps, calibration)
-    parts = composition.parts
     persistent = settings.lifecycle == "persistent"
     if log_room is None:
         log_room = timeline_room(steps, *_window(steps, settings))
     return Assembly(
-        functions=(
-            composition.retention.observe,
-            composition.allocation.watch,
-            composition.allocation.allocate,
-            composition.dispatch.dispatch,
-            composition.prefetch.ask,
-        ),
-        params=tuple(part.params() for part in parts),
-        memory=tuple(part.first_memory(steps) for part in parts),
-        learned=tuple(part.learned for part in parts),
+        parts=parts_of(composition, steps),
+        prefetches=type(composition.prefetch).ask is not ask_nothing,
         work=workload(steps, request, costs, composition, persistent),
         cache=new_cache(steps, costs, budget, calibration),
         start=start,

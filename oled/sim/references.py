@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from oled._jit import njit
+from oled._jit import bare_njit
 from oled.hardware.costs import CostTables
 from oled.trace.steps import Steps
 
@@ -34,11 +34,12 @@ def references(steps: Steps, costs: CostTables) -> References:
         for times in (costs.dense_ns, costs.dense_kernel_ns)
     )
     bound = ideal.copy()
+    of_step = np.repeat(np.arange(steps.num_steps), np.diff(steps.offsets))
     _add_layers(
         steps.step_offsets,
         steps.layer,
         steps.offsets,
-        steps.count,
+        steps.count[np.lexsort((steps.count, of_step))],
         steps.top_k,
         costs.layer_class,
         costs.gpu_ns,
@@ -60,7 +61,7 @@ def _by_forward(times: NDArray[np.int64], steps: Steps) -> NDArray[np.int64]:
     return total
 
 
-@njit
+@bare_njit
 def _add_layers(
     step_offsets: NDArray[np.int64],
     layer: NDArray[np.int64],
@@ -77,11 +78,14 @@ def _add_layers(
     resident: NDArray[np.int64],
     bound: NDArray[np.int64],
 ) -> None:
+    """Add the layers' times to those of the forwards; `count` i32[N] ascends in each step."""
     for forward in range(ideal.size):
         for step in range(step_offsets[forward], step_offsets[forward + 1]):
             row = layer_class[layer[step]]
-            counts = np.sort(count[offsets[step] : offsets[step + 1]])
-            active, assignments = counts.size, counts.sum()
+            counts = count[offsets[step] : offsets[step + 1]]
+            active, assignments = counts.size, 0
+            for m in range(active):
+                assignments += counts[m]
             tokens = (assignments + top_k - 1) // top_k
             ideal[forward] += gpu_ns[row, tokens, active]
             resident[forward] += gpu_kernel_ns[row, tokens, active]

@@ -1,285 +1,185 @@
 """The driver: one loop over forwards and layer-steps, compiled or in Python.
 
-The same source runs both ways. Compiled, the parts of a policy arrive as function pointers; with a
-part in plain Python, the loop itself runs in Python and everything around that part stays compiled.
-Results are equal to the nanosecond and the byte.
+The order of events stands here once. What differs between drivers is chosen at compile time by an
+argument that is None (numba leaves out a branch on `is not None` only where the argument is None):
+
+- `replay`: parts decide, the lanes run;
+- clock replay (`oled.sim.clock_replay`): no parts, decisions are read from a `log`;
+- the live decider (`oled.live.decider`): calls `decide_step`, and lets real time pass in between;
+- decisions alone (`oled.sim.decisions`): no lanes, and nothing is booked.
+
+The same source runs compiled and in Python. Compiled, the parts of a policy arrive as function
+pointers; with a part in plain Python, the loop itself runs in Python and everything around that
+part stays compiled. Results are equal to the nanosecond and the byte.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from oled._jit import bare_njit
-from oled.policies import interface
-from oled.policies.admission import fit_capacity
+from oled._jit import bare_njit, jitable, shared_njit
 from oled.policies.decide import decide, decides
-from oled.policies.interface import (
-    COPYING,
-    N_EVICTED,
-    NOT_STAGED,
-    PREFETCHED,
-    TRANSFERRED,
-    At,
-    Cache,
-    Costs,
-    Plan,
-    Queue,
-    Rules,
-    Side,
-    Step,
-)
+from oled.policies.interface import ON_CPU, Plan, Side, Step
 from oled.sim.clock import run_dense, run_head, run_layer, run_policy
-from oled.sim.lanes import (
-    IDLE,
-    LINK_ENDED,
-    LINK_WHAT,
-    LOG_QUEUE,
-    LOG_RESIDENTS,
-    MOVED,
-    NOW,
-    P_CHUNKS,
-    WASTED,
-    Lanes,
-    note,
-)
+from oled.sim.lanes import LOG_QUEUE, LOG_RESIDENTS, Lanes, note
+from oled.sim.parts import PARTS, Parts
+from oled.sim.requests import abandon, clear, fit_capacities, reset
 from oled.sim.serial import run_layer_serially
 from oled.sim.staging import clear_layer
-from oled.sim.tally import (
-    L_TIME,
-    Tally,
-    book_evicted,
-    book_lanes,
-    count_step,
-    write_plan,
-    write_slots,
-)
+from oled.sim.state import State, point_at
+from oled.sim.tally import L_TIME, book_lanes, count_step, write_plan, write_slots
 
 
-class Workload(NamedTuple):
-    """The routing to replay: `oled.trace.steps.Steps` as arrays. F forwards, S layer-steps."""
+class Log(NamedTuple):
+    """What was decided, as far as the clock needs it."""
 
-    request: NDArray[np.int64]  # [F] 0.. consecutive
-    phase: NDArray[np.int64]
-    block: NDArray[np.int64]
-    denoising_step: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    step_offsets: NDArray[np.int64]  # [F + 1]
-    layer: NDArray[np.int64]  # [S]
-    offsets: NDArray[np.int64]  # [S + 1]
-    expert: NDArray[np.uint16]  # [N]
-    count: NDArray[np.int32]  # type: ignore[assignment]
-    mass: NDArray[np.float32]  # [N, 4]
-    last_token: NDArray[np.int32]
-    next_use: NDArray[np.int64]  # [N] or [0]
-    scores: NDArray[np.float32]  # [S, E] or [1, 0]
-    coming: NDArray[np.float32]  # [S, E] or [1, 0]
-    head_ns: NDArray[np.int64]  # [F]
-    dense_ns: NDArray[np.int64]  # [S]
+    plans: NDArray[np.uint8]  # [N] as in `Tally`
+    orders: NDArray[np.int16]  # [N] as in `Tally`
+    slots: NDArray[np.int32]  # [S, 2] as in `Tally`
 
 
-class Options(NamedTuple):
-    persistent: bool
-    overlap: bool  # False: a blocking runtime
-    writes_back: bool  # evicted experts are copied to the host (blocking runtime only)
-    log_from: int  # first forward of the timeline
-    log_to: int  # one past the last
+@jitable
+def begin_forward(parts: Parts | None, lanes: Lanes | None, state: State, forward: int) -> None:
+    """Begin a forward: a new request starts afresh, and the allocation hands out the slots."""
+    work, options, rules, at = state.work, state.options, state.rules, state.at
+    if lanes is not None:
+        state.tally.begin_ns[forward] = lanes.now
+        lanes.recording = options.log_from <= forward < options.log_to
+    if parts is not None:
+        first = forward == 0 or work.request[forward] != work.request[forward - 1]
+        if first and (forward == 0 or not options.persistent):
+            reset(state.cache, state.start)
+            for cells in parts.cells:
+                clear(cells)
+        at.forward, at.phase, at.block = forward, work.phase[forward], work.block[forward]
+        at.denoising_step, at.first_of_request = work.denoising_step[forward], first
+        parts.allocate(at, state.cache, parts.memory.allocation, parts.params.allocation)
+        if lanes is not None and not rules.pooled and not rules.overshoot:
+            fit_capacities(state.cache, state.plan, lanes)
 
 
-class Start(NamedTuple):
-    """What a request (or the run) begins with."""
+@jitable
+def decide_step(
+    parts: Parts, step: Step, side: Side, lanes: Lanes, state: State, request: int, first: int
+) -> int:
+    """Decide a layer-step, book it, and ask for prefetches.
 
-    resident: NDArray[np.uint8]  # [L, E]
-    capacity: NDArray[np.int64]  # [L]
-
-
-@bare_njit
-def abandon(cache: Cache, lanes: Lanes, queue: Queue) -> None:
-    """A request is over: what was fetched ahead and not used since was fetched in vain.
-
-    A copy that is on its way is given up and counts as made.
+    `first` is where its plan is written in the tally. Returns the slots that copies may take at
+    once.
     """
-    layers, experts = cache.resident.shape
-    for layer in range(layers):
-        for expert in range(experts):
-            if cache.staged[layer, expert] == COPYING:
-                lanes.moved[MOVED] += cache.expert_bytes[layer]
-            if cache.staged[layer, expert] != NOT_STAGED or cache.fresh[layer, expert] & PREFETCHED:
-                lanes.moved[WASTED] += cache.expert_bytes[layer]
-            cache.staged[layer, expert] = NOT_STAGED
-            cache.fresh[layer, expert] &= TRANSFERRED
-    cache.total[2] = 0
-    queue.span[0] = queue.span[1] = 0
-    if lanes.t[LINK_WHAT] != IDLE:
-        lanes.t[LINK_WHAT], lanes.t[LINK_ENDED] = IDLE, lanes.t[NOW]
-    lanes.paused[P_CHUNKS] = 0
+    cache, costs, plan, rules = state.cache, state.costs, state.plan, state.rules
+    slots: int = decide(parts, step, cache, costs, plan, rules)
+    count_step(step, cache, plan, lanes, state.tally, request)
+    write_plan(step, plan, state.tally, first)
+    if decides(step, rules):
+        memory, params = parts.memory.prefetch, parts.params.prefetch
+        parts.ask(step, cache, costs, plan, side, state.queue, memory, params)
+    return slots
 
 
-@bare_njit
-def reset(cache: Cache, start: Start) -> None:
-    """Begin afresh: initial residents, scores from the prior."""
-    layers, experts = cache.resident.shape
-    cache.total[0] = 0
-    for layer in range(layers):
-        cache.capacity[layer] = start.capacity[layer]
-        cache.used[layer] = 0
-        for expert in range(experts):
-            cache.fresh[layer, expert] = 0
-            cache.score[layer, expert] = cache.prior[layer, expert]
-            cache.stamp[layer, expert] = -1 - expert
-            cache.resident[layer, expert] = start.resident[layer, expert]
-            if start.resident[layer, expert] != 0:
-                cache.used[layer] += 1
-                cache.total[0] += cache.expert_bytes[layer]
+@shared_njit
+def recall(step: Step, first: int, log: Log, plan: Plan) -> int:
+    """Fill `plan` as it was decided; returns the slots that copies may take at once."""
+    transfers, on_cpu = 0, 0
+    for i in range(step.expert.size):
+        entry = log.plans[first + i]
+        plan.state[i], plan.place[i], plan.stays[i] = entry & 3, entry >> 2 & 3, entry >> 4
+        on_cpu += int(plan.place[i] == ON_CPU)
+        if log.orders[first + i] >= 0:
+            plan.order[log.orders[first + i]] = i
+            transfers += 1
+    plan.transfers, plan.on_cpu = transfers, on_cpu
+    plan.evicted_active = log.slots[step.index, 1]
+    return int(log.slots[step.index, 0])
 
 
-@bare_njit
-def clear(memory: NDArray[np.float64]) -> None:
-    for i in range(memory.shape[0]):
-        for j in range(memory.shape[1]):
-            for k in range(memory.shape[2]):
-                memory[i, j, k] = 0.0
-
-
-@bare_njit
-def fit_capacities(cache: Cache, plan: Plan, lanes: Lanes) -> None:
-    """After an allocation: layers whose capacity was cut lose their lowest residents at once."""
-    plan.count[N_EVICTED] = 0
-    for layer in range(cache.capacity.size):
-        fit_capacity(layer, cache, plan)
-    book_evicted(cache, plan, lanes)
-
-
-@register_jitable(_nrt=False, error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
-def step_of(work: Workload, index: int, forward: int) -> Step:
-    """Layer-step `index` of `forward` as the parts see it; views, nothing is copied."""
-    lo, hi = work.offsets[index], work.offsets[index + 1]
-    row = index if work.scores.shape[1] > 0 else 0
-    coming = index if work.coming.shape[1] > 0 else 0
-    next_lo, next_hi = (lo, hi) if work.next_use.size > 0 else (0, 0)
-    return Step(
-        index,
-        forward,
-        work.layer[index],
-        work.phase[forward],
-        work.block[forward],
-        work.denoising_step[forward],
-        work.tokens[forward],
-        index + 1,
-        work.expert[lo:hi],
-        work.count[lo:hi],
-        work.mass[lo:hi],
-        work.last_token[lo:hi],
-        work.next_use[next_lo:next_hi],
-        work.scores[row],
-        work.coming[coming],
-    )
-
-
-def replay(
-    observe: Callable[..., None],
-    watch: Callable[..., None],
-    allocate: Callable[..., None],
-    dispatch: Callable[..., None],
-    ask: Callable[..., None],
-    params: tuple[NDArray[np.float64], ...],
-    memory: tuple[NDArray[np.float64], ...],
-    learned: tuple[bool, ...],
-    work: Workload,
-    cache: Cache,
-    start: Start,
-    costs: Costs,
-    plan: Plan,
-    side: Side,
-    queue: Queue,
-    lanes: Lanes,
-    rules: Rules,
-    options: Options,
-    tally: Tally,
+@jitable
+def run_step(
+    parts: Parts | None, log: Log | None, lanes: Lanes, state: State, index: int, forward: int
 ) -> None:
-    """Replay `work`. `params`, `memory` and `learned` belong to retention, allocation, dispatch and
-    prefetch, in this order; memory that is not learned is cleared with each request.
-    """
-    last_request = -1
-    before = tally.before
-    for forward in range(work.request.size):
-        request, phase = work.request[forward], work.phase[forward]
-        first = request != last_request
-        if first and (last_request < 0 or not options.persistent):
-            reset(cache, start)
-            for j in range(4):
-                if not learned[j]:
-                    clear(memory[j])
-        last_request = request
-        lanes.logged[1] = options.log_from <= forward < options.log_to
-        begin = lanes.t[NOW]
-        at = At(forward, phase, work.block[forward], work.denoising_step[forward], int(first))
-        allocate(at, cache, memory[1], params[1])
-        if not rules.pooled and not rules.overshoot:
-            fit_capacities(cache, plan, lanes)
-        for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
-            layer = work.layer[index]
-            step = step_of(work, index, forward)
-            layer_begin = lanes.t[NOW]
-            run_dense(lanes, work.dense_ns[index], step, cache, costs, queue, rules)
-            slots = decide(
-                observe, watch, dispatch, params, memory, step, cache, costs, plan, rules
-            )
-            count_step(step, cache, plan, lanes, tally, request)
-            write_plan(step, plan, tally, work.offsets[index])
-            write_slots(step, plan, slots, tally)
-            if decides(step, rules):
-                ask(step, cache, costs, plan, side, queue, memory[3], params[3])
-                slots -= run_policy(lanes, step, cache, costs, queue, rules)
-            if options.overlap:
-                run_layer(lanes, step, plan, cache, costs, queue, rules, slots)
-            else:
-                run_layer_serially(lanes, step, plan, cache, costs, slots, options.writes_back)
-            clear_layer(lanes, step, plan, cache, rules)
-            now = lanes.t[NOW]
-            note(lanes, LOG_RESIDENTS, now, now, forward, layer, cache.used[layer])
-            waiting = queue.span[1] - queue.span[0]
-            note(lanes, LOG_QUEUE, now, now, forward, layer, waiting)
-            tally.by_layer[layer, L_TIME] += now - layer_begin
-        routed = work.step_offsets[forward + 1] - 1
-        run_head(lanes, work.head_ns[forward], forward, routed, cache, costs, queue, rules)
+    """Run one layer-step: dense part, decision, policy time, experts."""
+    step, cache, costs, plan = state.step, state.cache, state.costs, state.plan
+    queue, rules, tally, work = state.queue, state.rules, state.tally, state.work
+    begin = lanes.now
+    run_dense(lanes, work.dense_ns[index], step, cache, costs, queue, rules)
+    first = work.offsets[index]
+    slots = 0
+    if parts is not None:
+        slots = decide_step(parts, step, state.side, lanes, state, work.request[forward], first)
+        write_slots(step, plan, slots, tally)
+    if log is not None:
+        slots = recall(step, first, log, plan)
+    if decides(step, rules):
+        slots -= run_policy(lanes, step, cache, costs, queue, rules)
+    if state.options.overlap:
+        run_layer(lanes, step, plan, cache, costs, queue, rules, slots)
+    else:
+        writes_back = state.options.writes_back
+        run_layer_serially(lanes, step, plan, cache, costs, slots, writes_back)
+    if parts is not None:
+        clear_layer(lanes, step, plan, cache, rules)
+        now, layer = lanes.now, step.layer
+        note(lanes, LOG_RESIDENTS, now, now, forward, layer, cache.used[layer])
+        note(lanes, LOG_QUEUE, now, now, forward, layer, queue.end - queue.begin)
+    tally.by_layer[step.layer, L_TIME] += lanes.now - begin
+
+
+@jitable
+def end_forward(parts: Parts | None, lanes: Lanes, state: State, forward: int) -> None:
+    """End a forward: its head, the end of its request, and what the lanes have done in it."""
+    work, cache, queue, tally = state.work, state.cache, state.queue, state.tally
+    routed = work.step_offsets[forward + 1] - 1
+    head_ns, rules = work.head_ns[forward], state.rules
+    run_head(lanes, head_ns, forward, routed, cache, state.costs, queue, rules)
+    if parts is not None:
         last = forward + 1 == work.request.size
-        if last or (not options.persistent and work.request[forward + 1] != request):
+        ends = last or work.request[forward + 1] != work.request[forward]
+        if last or (ends and not state.options.persistent):
             abandon(cache, lanes, queue)
-        tally.begin_ns[forward], tally.end_ns[forward] = begin, lanes.t[NOW]
-        book_lanes(lanes, before, tally.by_phase[request, phase], lanes.t[NOW] - begin)
+    tally.end_ns[forward] = lanes.now
+    row = tally.by_phase[work.request[forward], work.phase[forward]]
+    book_lanes(lanes, tally, row, lanes.now - tally.begin_ns[forward])
+
+
+def replay(parts: Parts | None, log: Log | None, lanes: Lanes, state: State) -> None:
+    """Replay `state.work`: see the head of this file for what None means."""
+    work, step = state.work, state.step
+    for forward in range(work.request.size):
+        begin_forward(parts, lanes, state, forward)
+        for index in range(work.step_offsets[forward], work.step_offsets[forward + 1]):
+            point_at(step, work, index, forward)
+            run_step(parts, log, lanes, state, index, forward)
+        end_forward(parts, lanes, state, forward)
 
 
 @functools.cache
-def compiled_replay(signature: tuple[Any, ...]) -> Callable[..., None]:
-    """Machine code of `replay` for data arguments of these numba types; cached on disk."""
-    pointers = tuple(
-        types.FunctionType(sig)
-        for sig in (
-            interface.OBSERVE,
-            interface.WATCH,
-            interface.ALLOCATE,
-            interface.DISPATCH,
-            interface.ASK,
-        )
+def compiled_replay(parts: bool, log: bool) -> Callable[..., None]:
+    """Return the machine code of `replay` with these arguments, None for the others."""
+    signature = types.void(
+        PARTS if parts else types.none,
+        _LOG if log else types.none,
+        Lanes.ref,
+        State.ref,
     )
-    compiled: Callable[..., None] = bare_njit(types.void(*pointers, *signature))(replay)
+    compiled: Callable[..., None] = bare_njit(signature)(replay)
     return compiled
 
 
-def run(parts: tuple[Any, ...], *data: Any) -> None:
-    """Replay with five part functions: compiled when all are kernels, else the loop in Python."""
-    if all(isinstance(part, interface.Kernel) for part in parts):
-        signature = tuple(numba.typeof(argument) for argument in data)
-        compiled_replay(signature)(*(part.compiled() for part in parts), *data)
-        return
-    functions = [p.compiled() if isinstance(p, interface.Kernel) else p for p in parts]
-    arguments: list[Any] = [*functions, *data]
-    replay(*arguments)
+_ARRAYS = [types.Array(kind, 1, "C") for kind in (types.uint8, types.int16)]
+_LOG = types.NamedTuple([*_ARRAYS, types.Array(types.int32, 2, "C")], Log)
+
+
+def run(parts: Parts | None, log: Log | None, lanes: Lanes, state: State) -> None:
+    """Replay compiled when all parts are, else with the loop in Python."""
+    if parts is None or parts.compiled:
+        opaque = None if parts is None else parts.opaque()
+        loop = compiled_replay(parts is not None, log is not None)
+        loop(opaque, log, lanes, state)
+    else:
+        replay(parts, log, lanes, state)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from oled._jit import bare_njit, inner_njit
+import numpy as np
+
+from oled._jit import jitable, shared_njit
 from oled.policies.interface import (
-    N_CPU,
-    N_EVICTED,
-    N_EVICTED_ACTIVE,
-    N_TRANSFERS,
     ON_CPU,
     ON_GPU,
     Cache,
@@ -22,7 +20,6 @@ from oled.sim.lanes import (
     D2H,
     GPU,
     H2D,
-    LINK_ENDED,
     LOG_BACK,
     LOG_COPY,
     LOG_CPU,
@@ -30,14 +27,13 @@ from oled.sim.lanes import (
     LOG_LANDED,
     LOG_OUT,
     MOVED,
-    NOW,
     Lanes,
     group_ns,
     note,
 )
 
 
-@bare_njit
+@shared_njit
 def run_layer_serially(
     lanes: Lanes,
     step: Step,
@@ -53,10 +49,9 @@ def run_layer_serially(
     there are slots; the GPU computes hits and newcomers as one group; what is left follows in
     waves; the CPU's experts come last. Each copy is waited for, so each pays the isolated latency.
     """
-    t = lanes.t
     layer, forward = step.layer, step.forward
     if writes_back:
-        for j in range(plan.count[N_EVICTED]):
+        for j in range(plan.evictions):
             _write_back(lanes, plan.evicted[j], forward, cache, costs)
     copy_ns = costs.copy_ns[costs.layer_class[layer]] + costs.copy_wake_ns
     experts, assignments = 0, 0
@@ -64,14 +59,22 @@ def run_layer_serially(
         if plan.place[i] == ON_GPU:
             experts += 1
             assignments += step.count[i]
-    copied, released = 0, plan.count[N_EVICTED_ACTIVE]
+    copied, released = 0, plan.evicted_active
     while True:
         kind = LOG_HITS if copied == 0 else LOG_LANDED
-        while copied < plan.count[N_TRANSFERS] and free_slots > 0:
+        while copied < plan.transfers and free_slots > 0:
             i = plan.order[copied]
-            note(lanes, LOG_COPY, t[NOW], t[NOW] + copy_ns, forward, layer, step.expert[i])
-            t[NOW] += copy_ns
-            t[LINK_ENDED] = t[NOW]
+            note(
+                lanes,
+                LOG_COPY,
+                lanes.now,
+                lanes.now + copy_ns,
+                forward,
+                layer,
+                np.int64(step.expert[i]),
+            )
+            lanes.now += copy_ns
+            lanes.link_ended = lanes.now
             lanes.busy[H2D] += copy_ns
             lanes.stall[COPY_STALL] += copy_ns
             lanes.moved[MOVED] += cache.expert_bytes[layer]
@@ -82,47 +85,45 @@ def run_layer_serially(
             released += 1 - plan.stays[i]
         if experts > 0:
             gpu_ns = group_ns(costs, layer, assignments, experts)
-            note(lanes, kind, t[NOW], t[NOW] + gpu_ns, forward, layer, experts)
+            note(lanes, kind, lanes.now, lanes.now + gpu_ns, forward, layer, experts)
             lanes.busy[GPU] += gpu_ns
-            t[NOW] += gpu_ns
-        if copied == plan.count[N_TRANSFERS]:
+            lanes.now += gpu_ns
+        if copied == plan.transfers:
             break
         if released == 0:
             raise RuntimeError("a transfer waits for a slot that never becomes free")
         free_slots += released
         released, experts, assignments = 0, 0, 0
-    if plan.count[N_CPU] > 0:
+    if plan.on_cpu > 0:
         _compute_on_cpu(lanes, step, plan, costs)
 
 
-@inner_njit
+@jitable
 def _write_back(lanes: Lanes, evicted: int, forward: int, cache: Cache, costs: Costs) -> None:
     """Copy one evicted expert to the host while everything waits."""
-    t = lanes.t
     layer, expert = evicted // cache.resident.shape[1], evicted % cache.resident.shape[1]
     out_ns = costs.copy_out_ns[costs.layer_class[layer]]
-    note(lanes, LOG_BACK, t[NOW], t[NOW] + out_ns, forward, layer, expert)
+    note(lanes, LOG_BACK, lanes.now, lanes.now + out_ns, forward, layer, expert)
     lanes.busy[D2H] += out_ns
     lanes.stall[COPY_STALL] += out_ns
-    t[NOW] += out_ns
+    lanes.now += out_ns
 
 
-@inner_njit
+@jitable
 def _compute_on_cpu(lanes: Lanes, step: Step, plan: Plan, costs: Costs) -> None:
     """The CPU's experts while everything waits: activations out, experts, results back."""
-    t = lanes.t
     tokens, work = 0, costs.cpu_call_ns
     for i in range(step.expert.size):
         if plan.place[i] == ON_CPU:
             tokens += step.count[i]
             work += costs.cpu_ns[costs.layer_class[step.layer], step.count[i]]
     tokens = min(tokens, step.tokens)
-    begin = t[NOW] + costs.act_out_ns[tokens]
+    begin = lanes.now + costs.act_out_ns[tokens]
     end = begin + work
-    note(lanes, LOG_OUT, t[NOW], begin, step.forward, step.layer, tokens)
-    note(lanes, LOG_CPU, begin, end, step.forward, step.layer, plan.count[N_CPU])
-    lanes.busy[D2H] += begin - t[NOW]
+    note(lanes, LOG_OUT, lanes.now, begin, step.forward, step.layer, tokens)
+    note(lanes, LOG_CPU, begin, end, step.forward, step.layer, plan.on_cpu)
+    lanes.busy[D2H] += begin - lanes.now
     lanes.busy[CPU] += work
     end += costs.act_back_ns[tokens]
-    lanes.stall[CPU_STALL] += end - t[NOW]
-    t[NOW] = end
+    lanes.stall[CPU_STALL] += end - lanes.now
+    lanes.now = end

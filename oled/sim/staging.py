@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oled._jit import bare_njit, inner_njit
+from oled._jit import jitable, shared_njit
 from oled.policies.interface import (
     FILL,
     IN_FLIGHT,
@@ -19,42 +19,38 @@ from oled.policies.interface import (
     Step,
 )
 from oled.sim.lanes import (
-    P_DUE,
-    P_EXPERT,
-    P_KIND,
-    P_LAYER,
     WASTED,
     Lanes,
 )
 
 
-@inner_njit
+@jitable
 def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache, rules: Rules) -> int:
     """An expert fetched ahead has landed: a FILL joins its layer now, one too late is given back.
 
     What belongs to the layer that is executing (`busy_layer`, -1 if none) waits for its end.
     Returns how many slots the executing layer-step may take now in addition: 1 or 0.
     """
-    layer, expert = lanes.copying[P_LAYER], lanes.copying[P_EXPERT]
+    layer, expert = lanes.copying.layer, lanes.copying.expert
     if layer == busy_layer:
         return 0
-    if lanes.copying[P_KIND] == FILL:
+    if lanes.copying.kind == FILL:
         return int(join_residents(lanes, layer, expert, cache, rules))
-    if lanes.copying[P_DUE] <= routed:
+    if lanes.copying.due <= routed:
         give_back(lanes, layer, expert, cache)
         return 1
     return 0
 
 
-@inner_njit
+@jitable
 def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
     """Free a staging slot whose expert was fetched in vain."""
     cache.staged[layer, expert] = NOT_STAGED
-    cache.total[2] -= 1
+    cache.staged_experts -= 1
     lanes.moved[WASTED] += cache.expert_bytes[layer]
 
 
-@inner_njit
+@jitable
 def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: Rules) -> int:
     """Re-label a staging slot: a newcomer takes free room, or replaces the lowest resident of its
     layer (in global scope too) if it stands above it.
@@ -63,7 +59,7 @@ def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: R
     room of the pool, which was everybody's; 1 if it has taken its own layer's, or nobody's.
     """
     if rules.pooled:
-        full = cache.total[0] + cache.expert_bytes[layer] > cache.total[1]
+        full = cache.resident_bytes + cache.expert_bytes[layer] > cache.budget_bytes
     else:
         full = cache.used[layer] >= cache.capacity[layer]
     if full:
@@ -93,17 +89,17 @@ def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: R
         cache.fresh[layer, lowest] &= TRANSFERRED
         cache.resident[layer, lowest] = 0
         cache.used[layer] -= 1
-        cache.total[0] -= cache.expert_bytes[layer]
+        cache.resident_bytes -= cache.expert_bytes[layer]
     cache.staged[layer, expert] = NOT_STAGED
-    cache.total[2] -= 1
+    cache.staged_experts -= 1
     cache.resident[layer, expert] = 1
     cache.fresh[layer, expert] |= PREFETCHED
     cache.used[layer] += 1
-    cache.total[0] += cache.expert_bytes[layer]
+    cache.resident_bytes += cache.expert_bytes[layer]
     return 1 if full or not rules.pooled else 0
 
 
-@bare_njit
+@shared_njit
 def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache, rules: Rules) -> None:
     """After a layer its staged experts leave staging (used ones are re-labelled), FILLs join.
 
@@ -111,7 +107,7 @@ def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache, rules: Rules
     What was fetched for a later layer-step waits for it.
     """
     layer = step.layer
-    if cache.total[2] == 0:
+    if cache.staged_experts == 0:
         return
     for expert in range(cache.num_experts[layer]):
         if cache.staged[layer, expert] < STAGED:
@@ -120,7 +116,7 @@ def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache, rules: Rules
         found = i >= 0 and (plan.state[i] == LANDED or plan.state[i] == IN_FLIGHT)
         if found and plan.place[i] != ON_CPU:
             cache.staged[layer, expert] = NOT_STAGED
-            cache.total[2] -= 1
+            cache.staged_experts -= 1
         elif cache.staged[layer, expert] == STAGED_FILL:
             join_residents(lanes, layer, expert, cache, rules)
         elif lanes.due[layer, expert] <= step.index:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from oled._jit import bare_njit, inner_njit
+from oled._jit import jitable, shared_njit
 from oled.policies.interface import (
     DROPPED,
     GATE,
     IN_FLIGHT,
     LANDED,
-    N_EVICTED,
-    N_EVICTED_ACTIVE,
-    N_TRANSFERS,
     ON_CPU,
     ON_GPU,
     PREFETCHED,
@@ -26,10 +21,10 @@ from oled.policies.interface import (
     Plan,
     Step,
 )
+from oled.policies.struct import Cube, Matrix, Struct, Vector
 from oled.sim.lanes import (
     LATE,
     LOG_USE,
-    NOW,
     USEFUL,
     WASTED,
     Lanes,
@@ -80,21 +75,25 @@ MILLION = 1_000_000
 L_ACCESSES, L_HITS, L_TRANSFERS, L_CPU, L_SLOTS, L_STEPS, L_TIME, L_COLUMNS = range(8)
 
 
-class Tally(NamedTuple):
-    by_phase: NDArray[np.int64]  # [requests, phases, COLUMNS]
-    by_layer: NDArray[np.int64]  # [L, L_COLUMNS]
-    begin_ns: NDArray[np.int64]  # [F]
-    end_ns: NDArray[np.int64]  # [F]
-    before: NDArray[np.int64]  # [11] scratch: what the lanes had done at the last booking
-    plans: NDArray[np.uint8]  # [N] state | place << 2 | stays << 4; [0] if not wanted
-    orders: NDArray[np.int32]  # [N] place in the transfer order, -1 if none; [0] if not wanted
-    slots: NDArray[np.int32]  # [S, 2] free at once, and when the hits have computed; [0, 2]
+class Tally(Struct):
+    """What a replay has counted."""
+
+    by_phase: Cube[np.int64]  # [requests, phases, COLUMNS]
+    by_layer: Matrix[np.int64]  # [L, L_COLUMNS]
+    begin_ns: Vector[np.int64]  # [F]
+    end_ns: Vector[np.int64]  # [F]
+    stall_booked: Vector[np.int64]  # [3] what the lanes had done at the last booking: stalls,
+    busy_booked: Vector[np.int64]  # [4] work
+    moved_booked: Vector[np.int64]  # [4] and bytes
+    plans: Vector[np.uint8]  # [N] state | place << 2 | stays << 4; [0] if not wanted
+    orders: Vector[np.int32]  # [N] place in the transfer order, -1 if none; [0] if not wanted
+    slots: Matrix[np.int32]  # [S, 2] free at once, and when the hits have computed; [0, 2]
 
 
-@inner_njit
+@jitable
 def book_evicted(cache: Cache, plan: Plan, lanes: Lanes) -> None:
     """An expert fetched ahead that leaves before its first use was fetched in vain."""
-    for j in range(plan.count[N_EVICTED]):
+    for j in range(plan.evictions):
         layer = plan.evicted[j] // cache.resident.shape[1]
         expert = plan.evicted[j] % cache.resident.shape[1]
         if cache.fresh[layer, expert] & PREFETCHED:
@@ -102,7 +101,7 @@ def book_evicted(cache: Cache, plan: Plan, lanes: Lanes) -> None:
             cache.fresh[layer, expert] &= TRANSFERRED
 
 
-@bare_njit
+@shared_njit
 def count_step(
     step: Step, cache: Cache, plan: Plan, lanes: Lanes, tally: Tally, request: int
 ) -> None:
@@ -117,7 +116,7 @@ def count_step(
     row[TRANSFERRED_BEFORE] += before
     hits, resident_hits, misses_cpu, transfers = 0, 0, 0, 0
     held = cache.used[layer]  # residents before this step: those now, less who came, and who left
-    for j in range(plan.count[N_EVICTED]):
+    for j in range(plan.evictions):
         held += int(plan.evicted[j] // cache.resident.shape[1] == layer)
     for i in range(active):
         expert, state, place = step.expert[i], plan.state[i], plan.place[i]
@@ -134,8 +133,8 @@ def count_step(
                 lanes.moved[USEFUL] += size
                 cache.fresh[layer, expert] &= TRANSFERRED
                 if state == RESIDENT and place == ON_GPU:
-                    now = lanes.t[NOW]
-                    note(lanes, LOG_USE, now, now, step.forward, layer, expert)
+                    now = lanes.now
+                    note(lanes, LOG_USE, now, now, step.forward, layer, np.int64(expert))
             if place == ON_CPU:
                 row[CPU_RESIDENTS] += 1
         elif place == TRANSFER:
@@ -175,36 +174,38 @@ def count_step(
     per_layer[L_STEPS] += 1
 
 
-@bare_njit
+@shared_njit
 def write_plan(step: Step, plan: Plan, tally: Tally, first: int) -> None:
     if tally.plans.size == 0:
         return
     for i in range(step.expert.size):
         tally.plans[first + i] = plan.state[i] | plan.place[i] << 2 | plan.stays[i] << 4
         tally.orders[first + i] = -1
-    for j in range(plan.count[N_TRANSFERS]):
+    for j in range(plan.transfers):
         tally.orders[first + plan.order[j]] = j
 
 
-@bare_njit
+@shared_njit
 def write_slots(step: Step, plan: Plan, slots: int, tally: Tally) -> None:
     if tally.slots.size > 0:
         tally.slots[step.index, 0] = slots
-        tally.slots[step.index, 1] = plan.count[N_EVICTED_ACTIVE]
+        tally.slots[step.index, 1] = plan.evicted_active
 
 
-@bare_njit
-def book_lanes(
-    lanes: Lanes, before: NDArray[np.int64], row: NDArray[np.int64], elapsed: int
-) -> None:
-    """Add what the lanes did since `before` (and remember the new state there)."""
-    for j in range(3):
-        row[STALL_COPY + j] += lanes.stall[j] - before[j]
-        before[j] = lanes.stall[j]
-    for j in range(4):
-        row[BUSY_GPU + j] += lanes.busy[j] - before[3 + j]
-        before[3 + j] = lanes.busy[j]
-        row[MOVED_BYTES + j] += lanes.moved[j] - before[7 + j]
-        before[7 + j] = lanes.moved[j]
+@shared_njit
+def book_lanes(lanes: Lanes, tally: Tally, row: NDArray[np.int64], elapsed: int) -> None:
+    """Add what the lanes did since the last booking to a row i64[COLUMNS] of `tally.by_phase`."""
+    _book(lanes.stall, tally.stall_booked, row, STALL_COPY)
+    _book(lanes.busy, tally.busy_booked, row, BUSY_GPU)
+    _book(lanes.moved, tally.moved_booked, row, MOVED_BYTES)
     row[FORWARDS] += 1
     row[TIME] += elapsed
+
+
+@jitable
+def _book(
+    done: NDArray[np.int64], booked: NDArray[np.int64], row: NDArray[np.int64], first: int
+) -> None:
+    for j in range(done.size):
+        row[first + j] += done[j] - booked[j]
+        booked[j] = done[j]

@@ -46,7 +46,7 @@ class Timeline:
 
     @classmethod
     def of(cls, lanes: ln.Lanes, layers: Sequence[int], name: str) -> Timeline:
-        return cls(name, tuple(layers), lanes.log[: lanes.logged[0]].copy())
+        return cls(name, tuple(layers), lanes.log[: lanes.entries].copy())
 
     def events(self, process: int = 1) -> list[dict[str, Any]]:
         """Chrome trace events; times in microseconds. `process` sets runs side by side."""

@@ -194,7 +194,7 @@ def _pair(
     differences = (
         difference(run.plans, run.link, steps, simulated, assemble(*known)) for run in runs
     )
-    entries = replay.lanes.log[: replay.lanes.logged[0]]
+    entries = replay.lanes.log[: replay.lanes.entries]
     return Pair(
         policy=chosen.composition.name,
         slots=chosen.settings.slots,

@@ -218,7 +218,7 @@ def test_given_the_simulators_own_link_the_decisions_are_the_simulators(slow, po
     """What `difference_given` compares with is what the compiled simulator decides."""
     one = configured(slow, policy, 20, staging=staging)
     replay = one.simulated()
-    entries = replay.lanes.log[: replay.lanes.logged[0]]
+    entries = replay.lanes.log[: replay.lanes.entries]
     live = _with(_nothing(one), plans=_plans(replay), link=_link_of(entries, slow[0].steps))
     assert one.difference(live) is None
 

@@ -12,7 +12,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from oled.policies.kernel import Memory
 from oled.policies.part import Retention
+from oled.policies.struct import Matrix
 from oled.sim.api import simulate
 from oled.sim.prepared import PreparedTrace
 from oled.trace.importers import read_source
@@ -122,15 +124,21 @@ def test_lru_is_the_set_atomic_lru_with_its_own_ties(accesses, subject):
     assert [atomic_lru(accesses, c, by_entry=True) for c in CAPACITIES] == list(LRU_ATOMIC)
 
 
+class Entered(Memory):
+    """When each expert entered."""
+
+    clock: Matrix[np.float64]  # [L, E]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class EntryLru(Retention):
     """LRU by token, ties to the expert that entered first: a user's part in plain Python."""
 
-    def memory_shape(self, layers, experts):
-        return (1, layers, experts)
+    def memory(self, layers, experts):
+        return Entered(clock=np.zeros((layers, experts)))
 
     def observe(self, step, cache, memory, params) -> None:
-        layer, entered = step.layer, memory[0, step.layer]
+        layer, entered = step.layer, memory.clock[step.layer]
         new = cache.resident[layer][step.expert] == 0
         entered[step.expert[new]] = step.index * 8 + step.last_token[new]
         cache.score[layer][step.expert] = step.index * 2.0**20 + entered[step.expert]

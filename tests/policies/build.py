@@ -14,12 +14,12 @@ from oled.policies.interface import (
     At,
     Cache,
     Costs,
-    Kernel,
     Plan,
     Queue,
     Side,
     Step,
 )
+from oled.policies.kernel import Kernel, Memory
 from oled.policies.part import Part
 from oled.trace.schema import Phase
 
@@ -74,7 +74,7 @@ def make_at(
     denoising_step: int = 0,
     first_of_request: bool = False,
 ) -> At:
-    return At(forward, int(phase), block, denoising_step, int(first_of_request))
+    return At(forward, int(phase), block, denoising_step, first_of_request)
 
 
 def make_cache(
@@ -105,7 +105,9 @@ def make_cache(
         fresh=np.zeros(shape, np.uint8),
         capacity=capacity,
         used=used,
-        total=np.array([used @ bytes_of, capacity @ bytes_of, 0], np.int64),
+        resident_bytes=int(used @ bytes_of),
+        budget_bytes=int(capacity @ bytes_of),
+        staged_experts=0,
         num_experts=np.array(num_experts or [experts] * layers, np.int64),
         expert_bytes=bytes_of,
         prior=popularity,
@@ -162,13 +164,17 @@ def make_plan(*, layers: int = 1, experts: int = 8) -> Plan:
         order=np.zeros(experts, np.int64),
         evicted=np.zeros(layers * experts, np.int64),
         index=np.zeros(experts, np.int64),
-        count=np.zeros(8, np.int64),
+        transfers=0,
+        evictions=0,
+        evicted_active=0,
+        on_cpu=0,
+        late=0,
     )
 
 
 def make_queue(room: int = 64) -> Queue:
     columns: list[Any] = [np.zeros(room, np.int64) for _ in range(5)]
-    return Queue(*columns, np.zeros(2, np.int64))
+    return Queue(*columns, begin=0, end=0)
 
 
 def make_side(steps: Sequence[Step] = (), *, layers: int = 1, experts: int = 8) -> Side:
@@ -178,8 +184,8 @@ def make_side(steps: Sequence[Step] = (), *, layers: int = 1, experts: int = 8) 
     return Side(
         offsets=np.cumsum([0] + [len(ids) for ids in routed]).astype(np.int64),
         expert=np.concatenate(routed) if routed else np.zeros(0, np.uint16),
-        step_layer=np.array([step.layer for step in steps], np.int64),
-        step_forward=np.array([step.forward for step in steps], np.int64),
+        layer=np.array([step.layer for step in steps], np.int64),
+        forward=np.array([step.forward for step in steps], np.int64),
         forward_request=np.zeros(1 + max((s.forward for s in steps), default=0), np.int64),
         pred_offsets=empty,
         pred_expert=np.zeros(0, np.uint16),
@@ -190,15 +196,15 @@ def make_side(steps: Sequence[Step] = (), *, layers: int = 1, experts: int = 8) 
     )
 
 
-def memory_of(part: Part, cache: Cache) -> NDArray[np.float64]:
+def memory_of(part: Part, cache: Cache) -> Memory:
     """The part's empty memory for this cache."""
-    return np.zeros(part.memory_shape(*cache.resident.shape))
+    return part.memory(*cache.resident.shape)
 
 
 def in_python(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function without machine code: a kernel, compiled or plain, and all that it calls.
 
-    Functions marked `inner_njit` have no wrapper for Python and must not be called from there.
+    What is marked `jitable` is plain Python already.
     """
     plain = getattr(function, "function", getattr(function, "py_func", function))
     names = {name: plain.__globals__.get(name) for name in plain.__code__.co_names}
@@ -210,8 +216,7 @@ def call(kernel: Kernel, *args: Any) -> None:
     """Call a kernel in Python on `args` and compiled on copies: both must leave the same."""
     twins = copy.deepcopy(args)
     in_python(kernel)(*args)
-    kernel.compiled()(*twins)
+    kernel.compiled(*twins[-2:])(*twins)
     for arg, twin in zip(args, twins, strict=True):
-        arrays = [(arg, twin)] if isinstance(arg, np.ndarray) else zip(arg, twin, strict=True)
-        for ours, theirs in arrays:
-            np.testing.assert_array_equal(ours, theirs)
+        for name, ours in arg._asdict().items():
+            np.testing.assert_array_equal(ours, getattr(twin, name))

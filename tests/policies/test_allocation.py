@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oled.policies.allocation.front_loaded import FrontLoaded
 from oled.policies.allocation.layer_adapt import LayerAdapt
-from oled.policies.allocation.marginal_gain import CURVE, GAIN, MarginalGain, fit_falling
+from oled.policies.allocation.marginal_gain import MarginalGain, fit_falling
 from oled.policies.allocation.uniform import Uniform
 from oled.policies.apportion import hand_out
 from oled.policies.decide import touch
@@ -50,7 +50,7 @@ def dealt(gain: Any, bounds: Any, size: list[int], budget: int) -> list[int]:
     slots = np.zeros(len(size), np.int64)
     hand_out(
         np.array(gain, np.float64),
-        np.array(bounds, np.float64),
+        *(np.array(bound, np.float64) for bound in zip(*bounds, strict=True)),
         np.array(size, np.int64),
         float(budget),
         slots,
@@ -160,7 +160,7 @@ def test_only_denoising_and_decoding_are_watched() -> None:
         for phase in PHASES:
             watcher = Watcher(part, cache)
             call(part.watch, make_step([0, 1], phase=phase), cache, watcher.memory, part.params())
-            assert watcher.memory.any() == (phase in (Phase.DENOISE, Phase.DECODE))
+            assert watcher.memory.cells.any() == (phase in (Phase.DENOISE, Phase.DECODE))
 
 
 @given(data=st.data())
@@ -206,13 +206,13 @@ def test_ranks_follow_score_then_recency() -> None:
     watcher = Watcher(MarginalGain(period=1, smoothing=0.0), cache)
     watcher.forward({0: [0, 1, 2]}, clock=1)  # none was used before: no hit with any slots
     watcher.forward({0: [3]}, clock=2)
-    assert not watcher.memory[CURVE, 0].any()
+    assert not watcher.memory.curve[0].any()
     cache.score[0] = [0.0, 0.0, 5.0, 0.0, 9.0, 9.0]
     # before 0: 4 and 5 (score 9), 2 (5), then by recency 3, 1, 0; 4 was never used
     watcher.forward({0: [0, 2, 4]}, clock=3)
     watcher.forward({}, clock=4)
-    assert watcher.memory[CURVE, 0].tolist() == [0, 0, 1, 0, 0, 1]
-    assert watcher.memory[GAIN, 0].tolist() == pytest.approx([1 / 3] * 6)
+    assert watcher.memory.curve[0].tolist() == [0, 0, 1, 0, 0, 1]
+    assert watcher.memory.gain[0].tolist() == pytest.approx([1 / 3] * 6)
 
 
 @given(values=st.lists(st.integers(0, 9), min_size=1, max_size=9))
@@ -240,7 +240,7 @@ def test_marginal_gain_makes_the_most_hits_of_falling_curves(
     cache = make_cache(layers=layers, experts=4, slots=slots)
     watcher = Watcher(MarginalGain(period=1, floor=0.0), cache)
     watcher.forward({})
-    watcher.memory[CURVE, :, :4] = falling
+    watcher.memory.curve[:, :4] = falling
     given_slots = watcher.forward({})
 
     def hits(allocation: Any) -> int:

@@ -18,7 +18,7 @@ from altered.split.fitting import fitting
 from oled.errors import UserError
 from oled.policies import retention
 from oled.policies.composition import Composition, composition_names, load_composition
-from oled.policies.interface import Kernel
+from oled.policies.kernel import Kernel
 from oled.policies.part import Part
 from oled.sim.api import simulate
 from oled.sim.prepared import PreparedTrace

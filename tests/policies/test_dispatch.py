@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oled.policies.decide import decide, judge
+from oled.policies.decide import classify_residency, decide
 from oled.policies.dispatch.cheapest import Cheapest
 from oled.policies.dispatch.coop import Coop
 from oled.policies.dispatch.cpu import AllCpu
@@ -26,7 +26,6 @@ from oled.policies.interface import (
     DROPPED,
     IN_FLIGHT,
     LANDED,
-    N_TRANSFERS,
     ON_CPU,
     ON_GPU,
     RESIDENT,
@@ -39,8 +38,9 @@ from oled.policies.interface import (
     Rules,
     Step,
 )
-from oled.policies.part import Dispatch
+from oled.policies.part import Allocation, Dispatch, Prefetch
 from oled.policies.retention.expert_count import ExpertCount
+from oled.sim.parts import Each, Parts
 from oled.trace.schema import Phase
 from tests.support.seeds import sized
 
@@ -71,7 +71,7 @@ def dispatched(
     memory: Any = None,
 ) -> Plan:
     plan = make_plan(experts=EXPERTS)
-    judge(step, cache, plan)
+    classify_residency(step, cache, plan)
     memory = memory_of(part, cache) if memory is None else memory
     call(part.dispatch, step, cache, costs or make_costs(), plan, memory, part.params())
     return plan
@@ -286,21 +286,27 @@ def test_what_a_refresh_copies_stays(situation: tuple[Step, Cache, Costs]) -> No
     cache.staged[:] = 0
     cache.resident[0, np.flatnonzero(cache.resident[0])[int(cache.capacity[0]) :]] = 0
     cache.used[0] = cache.resident.sum()
-    plan, nothing = make_plan(experts=EXPERTS), np.zeros((1, 1, 1))
+    plan = make_plan(experts=EXPERTS)
     refresh, count = PeriodicRefresh(interval=1), ExpertCount()
+    four = Each(count, Allocation(), refresh, Prefetch())
     decide(
-        count.observe.compiled(),
-        lambda *_: None,
-        refresh.dispatch.compiled(),
-        (count.params(), nothing[0, 0], refresh.params(), nothing[0, 0]),
-        (memory_of(count, cache), nothing, memory_of(refresh, cache), nothing),
+        Parts(
+            count.observe,
+            lambda *_: None,
+            lambda *_: None,
+            refresh.dispatch,
+            lambda *_: None,
+            memory=Each(*(memory_of(part, cache) for part in four)),
+            params=Each(*(part.params() for part in four)),
+            cells=Each(*[np.zeros(0)] * 4),
+        ),
         step,
         cache,
         costs,
         plan,
         Rules(int(Admission.COMPETE), False, False, False, 8, 0),
     )
-    assert all(plan.stays[plan.order[: plan.count[N_TRANSFERS]]] == 1)
+    assert all(plan.stays[plan.order[: plan.transfers]] == 1)
     busiest = sorted(step.count, reverse=True)[: min(int(cache.capacity[0]), step.expert.size)]
     kept = sorted((n for e, n in zip(step.expert, step.count, strict=True) if cache.resident[0, e]))
     assert kept == sorted(busiest)

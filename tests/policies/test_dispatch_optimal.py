@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oled.policies.decide import judge
+from oled.policies.decide import classify_residency
 from oled.policies.dispatch.coop import Coop
 from oled.policies.dispatch.exact import Exact
 from oled.policies.interface import ON_CPU, TRANSFER, Cache, Costs, Plan, Step
@@ -31,7 +31,7 @@ class Case:
 
     def plan(self, part: Any) -> Plan:
         plan = make_plan(experts=EXPERTS)
-        judge(self.step, self.cache, plan)
+        classify_residency(self.step, self.cache, plan)
         call(
             part.dispatch,
             self.step,

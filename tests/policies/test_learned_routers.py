@@ -10,6 +10,7 @@ import pytest
 
 from oled.policies.composition import load_composition
 from oled.policies.interface import FILL, Queue
+from oled.policies.kernel import NoMemory
 from oled.policies.prefetch.refine import Refine
 from oled.policies.retention.future_router import FutureRouter
 from oled.sim.metrics import count_metrics
@@ -25,7 +26,7 @@ def test_the_priority_is_the_score_now_plus_the_score_to_come() -> None:
     cache.score[:] = 9.0  # nothing of the past stays
     step = make_step([1, 2], scores=[0.0, 0.5, 0.25, 0.125], coming=[0.5, 0.25, 0.0, 0.125])
     part = FutureRouter()
-    call(part.observe, step, cache, np.zeros((1, 1, 1)), part.params())
+    call(part.observe, step, cache, NoMemory(), part.params())
     assert cache.score[0].tolist() == [0.5, 0.75, 0.25, 0.25]
 
 
@@ -52,10 +53,10 @@ def refine(
     cache = make_cache(layers=2, experts=6, slots=slots, resident={0: [0, 1], 1: [0, 1]})
     cache.score[:] = score
     queue, part = make_queue(), Refine(**fields)
-    queue.span[1] = 3  # what an earlier layer asked for is dropped
-    rest = (make_costs(), make_plan(experts=6), side, queue, np.zeros((1, 1, 1)), part.params())
+    queue.end = 3  # what an earlier layer asked for is dropped
+    rest = (make_costs(), make_plan(experts=6), side, queue, NoMemory(), part.params())
     call(part.ask, here, cache, *rest)
-    span = slice(*queue.span.tolist())
+    span = slice(queue.begin, queue.end)
     where = due_layer if due_layer is not None else 0
     assert (queue.kind[span] == FILL).all()
     assert (queue.due[span] == 1).all()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from oled.policies.decide import judge
+from oled.policies.decide import classify_residency
 from oled.policies.interface import (
     COPYING,
     FILL,
@@ -26,6 +26,7 @@ from oled.policies.interface import (
     Side,
     Step,
 )
+from oled.policies.kernel import NoMemory
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.activation_match import ActivationMatch
 from oled.policies.prefetch.dial import Dial
@@ -45,7 +46,7 @@ Asked = tuple[int, int, int, int, int]  # layer, expert, kind, due, chunks
 
 
 def entries(queue: Queue) -> list[Asked]:
-    span = slice(int(queue.span[0]), int(queue.span[1]))
+    span = slice(queue.begin, queue.end)
     columns = (queue.layer, queue.expert, queue.kind, queue.due, queue.chunks)
     return list(zip(*(column[span].tolist() for column in columns), strict=True))
 
@@ -55,13 +56,13 @@ class Asker:
 
     def __init__(self, part: Prefetch, cache: Cache, side: Side, room: int = 64) -> None:
         self.part, self.cache, self.side = part, cache, side
-        self.memory = np.zeros(part.memory_shape(*cache.resident.shape))
+        self.memory = part.memory(*cache.resident.shape)
         self.queue = make_queue(room)
 
     def ask(self, step: Step, on_cpu: Sequence[int] = ()) -> list[Asked]:
         """What is queued after `step`, whose experts `on_cpu` run on the CPU."""
         plan = make_plan(layers=self.cache.resident.shape[0], experts=EXPERTS)
-        judge(step, self.cache, plan)
+        classify_residency(step, self.cache, plan)
         for i, expert in enumerate(step.expert):
             plan.place[i] = ON_CPU if expert in on_cpu else plan.place[i]
         self._call(step, plan)
@@ -87,9 +88,7 @@ def passes(routing: Sequence[Sequence[Sequence[int]]], **fields: Any) -> list[St
 
 def predicting(side: Side, horizons: int, said: dict[tuple[int, int], Sequence[int]]) -> Side:
     """`side` with predictions: said[step, ahead] are expert ids, most wanted first."""
-    rows = [
-        said.get((s, h), ()) for s in range(side.step_layer.size) for h in range(1, horizons + 1)
-    ]
+    rows = [said.get((s, h), ()) for s in range(side.layer.size) for h in range(1, horizons + 1)]
     return side._replace(
         pred_offsets=np.cumsum([0, *map(len, rows)]),
         pred_expert=np.array([e for row in rows for e in row], np.uint16),
@@ -106,12 +105,12 @@ def test_a_full_queue_moves_to_the_front_and_then_refuses() -> None:
     for expert in range(3):
         assert push(queue, 0, expert, HOLD, 9, 1)
     assert not push(queue, 0, 3, HOLD, 9, 1)
-    queue.span[0] = 2
+    queue.begin = 2
     assert push(queue, 1, 4, FILL, 8, 2)
     assert entries(queue) == [(0, 2, HOLD, 9, 1), (1, 4, FILL, 8, 2)]
     assert push(queue, 1, 5, HOLD, 8, 1)
     assert not push(queue, 1, 6, HOLD, 8, 1)
-    assert queue.span.tolist() == [0, 3]
+    assert (queue.begin, queue.end) == (0, 3)
 
 
 @given(st.lists(st.integers(-3, 5), max_size=40))
@@ -120,7 +119,7 @@ def test_the_queue_is_a_bounded_first_in_first_out(moves: list[int]) -> None:
     for number, move in enumerate(moves):
         if move < 0:  # the clock takes some
             taken = min(-move, len(model))
-            queue.span[0] += taken
+            queue.begin += taken
             del model[:taken]
         elif push(queue, 0, number, HOLD, 0, 1):
             model.append(number)
@@ -216,9 +215,9 @@ def test_a_dial_keeps_its_promise(precision: float, recall: float) -> None:
     asked, right, active = 0, 0, 0
     part = Dial(precision=precision, recall=recall)
     cache, side, queue = make_cache(), make_side(steps), make_queue()
-    plan, memory, costs = make_plan(), np.zeros((1, 1, 1)), make_costs()
+    plan, memory, costs = make_plan(), NoMemory(), make_costs()
     for step, then in itertools.pairwise(steps):
-        queue.span[:] = 0
+        queue.begin = queue.end = 0
         part.ask(step, cache, costs, plan, side, queue, memory, part.params())
         said = [expert for _, expert, *_ in entries(queue)]
         asked += len(said)
@@ -422,12 +421,12 @@ def test_only_what_is_missing_and_still_comes_is_asked_for(
     side = predicting(make_side(steps)._replace(store=store_of(seed, 3, layers)), 2, said)
     asker = Asker(part, cache, side, room=room)
     for step in steps:
-        asker.queue.span[:] = 0
+        asker.queue.begin = asker.queue.end = 0
         for layer, expert, kind, due, chunks in asker.ask(step, on_cpu=step.expert.tolist()):
             assert not cache.resident[layer, expert]
             assert cache.staged[layer, expert] == 0
             assert due > step.index
-            assert side.step_layer[due] == layer
+            assert side.layer[due] == layer
             assert kind == (FILL if isinstance(part, IdleFill) else HOLD)
             assert chunks >= 1
 

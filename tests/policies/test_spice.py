@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oled.policies.decide import judge
+from oled.policies.decide import classify_residency
 from oled.policies.dispatch.approximate import Approximate
 from oled.policies.interface import DROPPED, HOLD, ON_CPU, ON_GPU, TRANSFER
+from oled.policies.kernel import NoMemory
 from oled.policies.prefetch.look_ahead import LookAhead
 from oled.sim.metrics import count_metrics
 from tests.sim.build import Forward, Machine, compose, make_steps, replay
@@ -34,9 +35,9 @@ def asked(mass: list[float], copy_ns: int, **fields: Any) -> list[int]:
     )
     queue, part = make_queue(), LookAhead(**fields)
     costs = make_costs(layers=LAYERS, copy_ns=copy_ns)
-    rest = (costs, make_plan(), side, queue, np.zeros((1, 1, 1)), part.params())
+    rest = (costs, make_plan(), side, queue, NoMemory(), part.params())
     call(part.ask, steps[0], make_cache(layers=LAYERS), *rest)
-    span = slice(*queue.span.tolist())
+    span = slice(queue.begin, queue.end)
     assert (queue.kind[span] == HOLD).all()
     assert queue.due[span].tolist() == queue.layer[span].tolist()  # one step a layer
     return queue.layer[span].tolist()
@@ -62,8 +63,8 @@ def places(share: float, gate: list[float], **costs: Any) -> tuple[list[int], li
     """Places and ranks of experts 0.., of which 0 is resident; one token each."""
     step = make_step(list(range(len(gate))), gate=gate)
     cache, plan, part = make_cache(resident={0: [0]}), make_plan(), Approximate(share=share)
-    judge(step, cache, plan)
-    call(part.dispatch, step, cache, make_costs(**costs), plan, np.zeros((1, 1, 1)), part.params())
+    classify_residency(step, cache, plan)
+    call(part.dispatch, step, cache, make_costs(**costs), plan, NoMemory(), part.params())
     return plan.place[: len(gate)].tolist(), plan.rank[: len(gate)].tolist()
 
 

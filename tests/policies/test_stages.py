@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oled.policies.decide import judge, touch
+from oled.policies.decide import classify_residency, touch
 from oled.policies.dispatch.few_tokens import FewTokens
 from oled.policies.interface import ABSENT, FILL, NEVER, ON_CPU, TRANSFER, Cache, Step
 from oled.policies.prefetch.stage_refill import StageRefill
-from oled.policies.retention.coming_stage import ComingStage
+from oled.policies.retention.coming_stage import ComingStage, Stages
 from oled.policies.retention.last_stage import LastStage
 from oled.trace.schema import Phase
 from tests.support.seeds import sized
@@ -49,14 +49,14 @@ class Stage:
         touch(step, self.cache)
         call(self.retention.observe, step, self.cache, self.memory, self.retention.params())
         plan, costs = make_plan(experts=6), make_costs()
-        judge(step, self.cache, plan)
+        classify_residency(step, self.cache, plan)
         rest = (costs, plan, make_side(experts=6), self.queue, self.asked, self.refill.params())
         call(self.refill.ask, step, self.cache, *rest)
         return self.cache.score[0].tolist()
 
     @property
     def queued(self) -> list[int]:
-        span = slice(*self.queue.span.tolist())
+        span = slice(self.queue.begin, self.queue.end)
         assert (self.queue.kind[span] == FILL).all()
         assert (self.queue.due[span] == NEVER).all()
         return self.queue.expert[span].tolist()  # type: ignore[no-any-return]
@@ -76,7 +76,7 @@ def test_a_boundary_resets_to_the_busiest_of_the_finished_stage() -> None:
     assert stage.queued == []
     assert stage.see([5], [7], 1) == [3.0, 0.5, 0.5, 6.0, 6.0, 0.0]
     assert stage.queued == [3, 4]  # equally busy: the one used last first
-    stage.queue.span[0] += 1  # 3 is on its way
+    stage.queue.begin += 1  # 3 is on its way
     assert stage.see([5], [7], 1) == [3.0, 0.5, 0.5, 6.0, 6.0, 0.0]
     assert stage.queued == [4]
     assert stage.see([1], [1], 2) == [1.0, 1.0, 0.5, 0.0, 0.0, 15.0]  # 5 alone was used in block 1
@@ -104,9 +104,8 @@ def test_a_prompt_in_between_ends_a_stage_and_counts_for_none() -> None:
 
 def test_the_oracle_holds_what_the_coming_stage_uses_most() -> None:
     """Stages of 4 and 2 tokens in one layer; their counts stand in the memory beforehand."""
-    memory = np.zeros((4, 1, 6))
-    memory[2, 0] = [0, 0, 0, 2, 1, 1]
-    memory[3, 0] = [0, 2, 0, 0, 0, 0]
+    tokens = np.array([[[0, 0, 0, 2, 1, 1]], [[0, 2, 0, 0, 0, 0]]], np.float64)
+    memory = Stages(tokens=tokens, coming=np.zeros(1), left=np.zeros(1))
     stage = Stage(ComingStage(), memory)
     assert stage.see([0], [9], -1, phase=Phase.PREFILL) == [0.4, 0.3, 0.2, 0.1, 0.0, 0.0]
     held = [0.5, 0.5, 0.5, 3.0, 2.0, 2.0]
@@ -121,7 +120,7 @@ def test_few_tokens_run_on_the_cpu_and_the_busiest_go_first() -> None:
     cache = make_cache(experts=8, slots=2, resident={0: [1, 6]})
     step = make_step([0, 1, 2, 3, 5], count=[2, 9, 3, 4, 3])
     plan = make_plan(experts=8)
-    judge(step, cache, plan)
+    classify_residency(step, cache, plan)
     part = FewTokens(tokens=2)
     call(part.dispatch, step, cache, make_costs(), plan, memory_of(part, cache), part.params())
     missing = [i for i in range(5) if plan.state[i] == ABSENT]

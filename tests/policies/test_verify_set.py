@@ -56,7 +56,7 @@ class Asking:
 
     @property
     def asked(self) -> list[tuple[int, int]]:
-        span = slice(*self.queue.span.tolist())
+        span = slice(self.queue.begin, self.queue.end)
         assert (self.queue.kind[span] == FILL).all()
         assert (self.queue.due[span] == NEVER).all()
         pairs = np.stack([self.queue.layer[span], self.queue.expert[span]], axis=1)
@@ -77,10 +77,10 @@ def test_a_later_draft_of_the_same_set_adds_what_is_new_while_there_are_slots() 
     asking = Asking(make_cache(layers=LAYERS, slots=3))
     asking.ask(0, [[1, 2], []])
     asking.cache.staged[0, [1, 2]] = 1  # on their way
-    asking.queue.span[:] = 0
+    asking.queue.begin = asking.queue.end = 0
     asking.ask(1, [[2, 4, 5], []])
     assert asking.asked == [(0, 4)]
-    asking.queue.span[:] = 0
+    asking.queue.begin = asking.queue.end = 0
     asking.ask(4, [[5], []])  # forwards 2 and 3: a draft that was given up, a verification
     assert asking.asked == [(0, 5)]
 

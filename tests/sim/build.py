@@ -202,9 +202,6 @@ def replay(
 class Scripted:
     """A part whose functions are plain Python and whose decisions a test wrote down."""
 
-    def params(self) -> np.ndarray:
-        return np.zeros(1)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OnCpu(Scripted, Dispatch):
@@ -245,12 +242,12 @@ class Asks(Scripted, Prefetch):
 
     def ask(self, step, cache, costs, plan, side, queue, memory, params) -> None:
         if step.index in self.anew:
-            queue.span[:] = 0
+            queue.begin = queue.end = 0
         for ask in self.script.get(step.index, ()):
-            end = queue.span[1]
+            end = queue.end
             queue.layer[end], queue.expert[end], queue.kind[end] = ask.layer, ask.expert, ask.kind
             queue.due[end], queue.chunks[end] = ask.due, ask.chunks
-            queue.span[1] += 1
+            queue.end += 1
 
 
 def state_of(plans: np.ndarray) -> np.ndarray:
@@ -269,5 +266,5 @@ def stays_of(plans: np.ndarray) -> np.ndarray:
 def entries(outcome: Replay, but: Sequence[int] = (9, 10, 12)) -> list[tuple[int, ...]]:
     """(kind, begin, end, forward, layer, item) of the timeline, counters and uses left out."""
     lanes = outcome.lanes
-    rows = lanes.log[: lanes.logged[0]].tolist()
+    rows = lanes.log[: lanes.entries].tolist()
     return [tuple(row) for row in rows if row[0] not in but]

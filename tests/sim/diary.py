@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from oled.policies.composition import Composition
+from oled.policies.kernel import Memory
 from oled.policies.part import Part, Prefetch, Retention
+from oled.policies.struct import Struct
 from oled.trace.steps import Steps
 
 
@@ -25,7 +27,9 @@ class Seen:
     resident: np.ndarray
     used: np.ndarray
     capacity: np.ndarray
-    total: np.ndarray
+    resident_bytes: int
+    budget_bytes: int
+    staged_experts: int
     staged: np.ndarray
     score: np.ndarray
     stamp: np.ndarray
@@ -33,8 +37,8 @@ class Seen:
     state: list[int] = dataclasses.field(default_factory=list)
     stays: list[int] = dataclasses.field(default_factory=list)
     order: list[int] = dataclasses.field(default_factory=list)  # ids
+    evicted_active: int = 0
     evicted: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # (layer, id)
-    count: list[int] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of(cls, step: Any, cache: Any, plan: Any = None) -> Seen:
@@ -45,7 +49,9 @@ class Seen:
             cache.resident.copy(),
             cache.used.copy(),
             cache.capacity.copy(),
-            cache.total.copy(),
+            cache.resident_bytes,
+            cache.budget_bytes,
+            cache.staged_experts,
             cache.staged.copy(),
             cache.score.copy(),
             cache.stamp.copy(),
@@ -58,9 +64,9 @@ class Seen:
             place=plan.place[:active].tolist(),
             state=plan.state[:active].tolist(),
             stays=plan.stays[:active].tolist(),
-            order=step.expert[plan.order[: plan.count[0]]].tolist(),
-            evicted=[divmod(int(x), experts) for x in plan.evicted[: plan.count[1]]],
-            count=plan.count.tolist(),
+            order=step.expert[plan.order[: plan.transfers]].tolist(),
+            evicted_active=plan.evicted_active,
+            evicted=[divmod(int(x), experts) for x in plan.evicted[: plan.evictions]],
         )
 
 
@@ -77,10 +83,10 @@ class _Passed(Part):
     def learned(self) -> bool:  # type: ignore[override]
         return self.part.learned
 
-    def params(self) -> np.ndarray:
+    def params(self) -> Struct:
         return self.part.params()
 
-    def first_memory(self, steps: Steps) -> np.ndarray:
+    def first_memory(self, steps: Steps) -> Memory:
         return self.part.first_memory(steps)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from oled.policies.composition import Composition, composition_names, load_compo
 from oled.policies.dispatch.coop import Coop
 from oled.policies.interface import Admission
 from oled.policies.part import Dispatch
+from oled.policies.struct import Struct
 from oled.sim import clock_replay as again
 from oled.sim.api import simulate
 from oled.sim.clock_replay import Decisions, repeatable
@@ -79,10 +81,16 @@ def run(
     return simulate(fitting(traces[0], policy), policy, calibration=traces[1], **options)
 
 
+def flat(struct: Struct) -> Iterator[Any]:
+    """The fields of a struct and of those in it."""
+    for value in struct:
+        yield from flat(value) if isinstance(value, Struct) else [value]
+
+
 def same(one: Result, other: Result) -> bool:
     metrics = [{k: v for k, v in r.metrics.items() if k != "wall_s"} for r in (one, other)]
     arrays = [
-        (r.forward_ns, *r.per_layer.values(), *r.replay.tally, *r.replay.lanes)
+        (r.forward_ns, *r.per_layer.values(), *r.replay.tally, *flat(r.replay.lanes))
         for r in (one, other)
     ]
     equal = all(np.array_equal(a, b) for a, b in zip(*arrays, strict=True))

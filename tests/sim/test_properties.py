@@ -212,13 +212,13 @@ def check_budget(case: Case) -> None:
     for seen in (*case.before, *case.after):
         assert (seen.resident.sum(axis=1) == seen.used).all()
         held = int((seen.resident.sum(axis=1) * case.steps.expert_bytes).sum())
-        assert held == seen.total[0]
+        assert held == seen.resident_bytes
         if case.pooled:
-            assert held <= seen.total[1]
+            assert held <= seen.budget_bytes
         else:
             assert (seen.used <= seen.capacity).all()
-            assert (seen.capacity * case.steps.expert_bytes).sum() <= seen.total[1]
-        assert (seen.staged != 0).sum() == seen.total[2] <= case.fields["staging"] - 1
+            assert (seen.capacity * case.steps.expert_bytes).sum() <= seen.budget_bytes
+        assert (seen.staged != 0).sum() == seen.staged_experts <= case.fields["staging"] - 1
         assert not (seen.capacity > case.steps.num_experts).any()
         assert not (seen.capacity < 0).any()
 
@@ -244,7 +244,7 @@ def check_decisions(case: Case) -> None:
         assert kept == sorted(kept)
         assert stays <= new
         if admission in (Admission.DEMAND, Admission.FROZEN):
-            assert seen.count[2] == 0  # evicted members of the active set
+            assert seen.evicted_active == 0  # evicted members of the active set
             assert not {e for la, e in seen.evicted if la == seen.layer} & set(seen.expert)
         if admission is not Admission.SEQUENTIAL and not case.pooled:
             _check_admission(case, seen, was, new, stays)

@@ -69,7 +69,7 @@ def times(replay: Replay):
 
 
 def work(replay: Replay, forwards: int):
-    return work_ns(replay.lanes.log[: replay.lanes.logged[0]], forwards)
+    return work_ns(replay.lanes.log[: replay.lanes.entries], forwards)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def report(variants, right, known, variant: str) -> dict:
             variants[f"{variant}|{policy}|{slots}|{name}"]
             for name in ("ns", "plans", "orders", "log")
         )
-        tally, entries = live.tally, live.lanes.log[: live.lanes.logged[0]]
+        tally, entries = live.tally, live.lanes.log[: live.lanes.entries]
         pair = Pair(
             policy=policy,
             slots=slots,

@@ -89,7 +89,7 @@ def changed(module: ModuleType, name: str, *lines: tuple[str, str]) -> Iterator[
 _BEHIND = """\
             began = -1
             if copied < transfers:
-                room = min(rules.staging - 1 - cache.total[2], free_slots - 1)
+                room = min(rules.staging - 1 - cache.staged_experts, free_slots - 1)
                 began = take_prefetch(lanes, queue, cache, costs, step.index, room)
                 free_slots -= max(0, began)
             if began >= 0:
@@ -97,11 +97,12 @@ _BEHIND = """\
             elif copied < transfers:
                 if free_slots > 0:"""
 _STOPPED = """\
-    transfers = plan.count[N_TRANSFERS]
-    if transfers > 0 and t[LINK_WHAT] == 2:
-        lanes.copying[5] += t[LINK_LEFT] // PPM
-        lanes.paused[:] = lanes.copying
-        t[LINK_WHAT], t[LINK_ENDED] = IDLE, t[NOW]
+    transfers = plan.transfers
+    if transfers > 0 and lanes.link_what == 2:
+        lanes.copying.left_ns += lanes.link_left // PPM
+        for name, value in lanes.copying._asdict().items():
+            setattr(lanes.paused, name, value)
+        lanes.link_what, lanes.link_ended = IDLE, lanes.now
 """
 _LATE = "if plan.state[i] == IN_FLIGHT and cache.staged[layer, step.expert[i]] == COPYING:"
 _LANDS = "if mine and plan.state[i] == IN_FLIGHT and plan.place[i] == ON_GPU:"
@@ -115,7 +116,7 @@ CHANGES: dict[str, tuple[ModuleType, str, tuple[tuple[str, str], ...]]] = {
     "demand stops a copy on its way": (
         clock,
         "run_layer",
-        (("    transfers = plan.count[N_TRANSFERS]\n", _STOPPED),),
+        (("    transfers = plan.transfers\n", _STOPPED),),
     ),
     "a late copy counts as landed": (
         clock,
@@ -144,7 +145,7 @@ def main(out: str) -> None:
     def keep(variant: str, **parts: Any) -> None:
         for policy, slots in CONFIGURATIONS:
             done = simulated(known, machine, policy, slots, **parts)
-            tally, log = done.tally, done.lanes.log[: done.lanes.logged[0]]
+            tally, log = done.tally, done.lanes.log[: done.lanes.entries]
             values = (tally.end_ns - tally.begin_ns, tally.plans, tally.orders, log)
             for name, value in zip(("ns", "plans", "orders", "log"), values, strict=True):
                 found[f"{variant}|{policy}|{slots}|{name}"] = value

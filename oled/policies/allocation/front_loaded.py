@@ -40,7 +40,7 @@ class FrontLoaded(Allocation):
         budget = int((even * expert_bytes).sum())
         wanted = share * budget / max((share * expert_bytes).sum(), 1.0)
         gain = wanted[:, None] - np.arange(num_experts.max())
-        bounds = np.stack([np.floor(np.minimum(wanted, num_experts)), num_experts], axis=1)
+        lowest, most = np.floor(np.minimum(wanted, num_experts)), num_experts.astype(np.float64)
         slots = np.zeros_like(even)
-        hand_out(gain, np.ascontiguousarray(bounds), expert_bytes, float(budget), slots)
+        hand_out(gain, lowest, most, expert_bytes, float(budget), slots)
         return slots

@@ -16,64 +16,76 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from oled.policies.apportion import LOWEST, MOST, hand_out
-from oled.policies.interface import ALLOCATE, WATCH, At, Cache, Step, kernel
+import numpy as np
+
+from oled.policies.apportion import hand_out
+from oled.policies.interface import ALLOCATE, WATCH, At, Cache, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Allocation
+from oled.policies.struct import Matrix, Mutable, Vector
 from oled.trace.schema import Phase
 
 DENOISE, DECODE = int(Phase.DENOISE), int(Phase.DECODE)
 
-# Planes of the memory; columns of STATE behind LOWEST and MOST, one row a layer (FORWARDS: row 0).
-GAIN, STATE = 0, 1
-START, DEMAND, EFFECT, ACTIVE, HITS, FORWARDS, COLUMNS = 2, 3, 4, 5, 6, 7, 8
+
+class Demand(Memory):
+    """What each layer asked for and used, one entry a layer unless it says otherwise."""
+
+    gain: Matrix[np.float64]  # [L, E] worth of the next slot
+    lowest: Vector[np.float64]  # slots at the coming refresh: at least
+    most: Vector[np.float64]  # and at most
+    start: Vector[np.float64]  # slots at the beginning
+    demand: Vector[np.float64]  # smoothed size of the active set
+    effect: Vector[np.float64]  # smoothed hits per slot and forward
+    active: Vector[np.float64]  # active experts of the running period
+    hits: Vector[np.float64]  # and its hits
+    forwards: Mutable[float] = 0.0  # of the running period
 
 
 @kernel(WATCH)
-def watch(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+def watch(step: Step, cache: Cache, memory: Demand, params: LayerAdapt) -> None:
     if step.phase != DENOISE and step.phase != DECODE:
         return
-    state = memory[STATE, step.layer]
-    state[ACTIVE] += step.expert.size
+    memory.active[step.layer] += step.expert.size
     for i in range(step.expert.size):
-        state[HITS] += cache.resident[step.layer, step.expert[i]]
+        memory.hits[step.layer] += cache.resident[step.layer, step.expert[i]]
 
 
 @kernel(ALLOCATE)
-def allocate(at: At, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    period, smoothing, floor, change = params[0], params[1], params[2], params[3]
+def allocate(at: At, cache: Cache, memory: Demand, params: LayerAdapt) -> None:
+    period, smoothing = params.period, params.smoothing
     if at.phase != DENOISE and at.phase != DECODE:
         return
-    gain, state = memory[GAIN], memory[STATE]
     layers = cache.capacity.size
-    first = state[0, FORWARDS] == 0.0
-    state[0, FORWARDS] += 1.0
+    first = memory.forwards == 0.0
+    memory.forwards += 1.0
     if first:
         for layer in range(layers):
-            state[layer, START] = cache.capacity[layer]
-    if state[0, FORWARDS] <= period:
+            memory.start[layer] = cache.capacity[layer]
+    if memory.forwards <= period:
         return
-    state[0, FORWARDS] = 1.0
+    memory.forwards = 1.0
     budget, total = 0.0, 0.0
     for layer in range(layers):
-        row = state[layer]
-        demand, effect = row[ACTIVE] / period, row[HITS] / period / max(cache.capacity[layer], 1)
-        old = smoothing if row[DEMAND] > 0.0 else 0.0
-        row[DEMAND] = old * row[DEMAND] + (1.0 - old) * demand
-        row[EFFECT] = old * row[EFFECT] + (1.0 - old) * effect
-        row[ACTIVE] = row[HITS] = 0.0
-        budget += row[START] * cache.expert_bytes[layer]
-        total += row[DEMAND] * row[EFFECT] * cache.expert_bytes[layer]
+        demand = memory.active[layer] / period
+        effect = memory.hits[layer] / period / max(cache.capacity[layer], 1)
+        old = smoothing if memory.demand[layer] > 0.0 else 0.0
+        memory.demand[layer] = old * memory.demand[layer] + (1.0 - old) * demand
+        memory.effect[layer] = old * memory.effect[layer] + (1.0 - old) * effect
+        memory.active[layer] = memory.hits[layer] = 0.0
+        budget += memory.start[layer] * cache.expert_bytes[layer]
+        total += memory.demand[layer] * memory.effect[layer] * cache.expert_bytes[layer]
     if total == 0.0:
         return
     for layer in range(layers):
-        row, slots = state[layer], cache.capacity[layer]
-        wanted = row[DEMAND] * row[EFFECT] * budget / total
+        slots, start = cache.capacity[layer], memory.start[layer]
+        wanted = memory.demand[layer] * memory.effect[layer] * budget / total
         for have in range(cache.num_experts[layer]):
-            gain[layer, have] = wanted - have
-        most_change = max(1, math.floor(change * row[START]))
-        row[LOWEST] = max(slots - most_change, math.ceil(floor * row[START]))
-        row[MOST] = min(slots + most_change, cache.num_experts[layer])
-    hand_out(gain, state, cache.expert_bytes, budget, cache.capacity)
+            memory.gain[layer, have] = wanted - have
+        most_change = max(1, math.floor(params.change * start))
+        memory.lowest[layer] = max(slots - most_change, math.ceil(params.floor * start))
+        memory.most[layer] = min(slots + most_change, cache.num_experts[layer])
+    hand_out(memory.gain, memory.lowest, memory.most, cache.expert_bytes, budget, cache.capacity)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,5 +118,9 @@ class LayerAdapt(Allocation):
                 "floor must lie in [0, 1] and change not be negative"
             )
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (2, layers, max(experts, COLUMNS))
+    def memory(self, layers: int, experts: int) -> Demand:
+        each = np.zeros(layers)
+        return Demand(
+            gain=np.zeros((layers, experts)),
+            lowest=each, most=each, start=each, demand=each, effect=each, active=each, hits=each,
+        )  # fmt: skip

@@ -15,21 +15,37 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from oled._jit import inner_njit
-from oled.policies.apportion import LOWEST, MOST, hand_out
-from oled.policies.interface import ALLOCATE, WATCH, At, Cache, Step, kernel
+import numpy as np
+from numpy.typing import NDArray
+
+from oled._jit import jitable
+from oled.policies.apportion import hand_out
+from oled.policies.interface import ALLOCATE, WATCH, At, Cache, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Allocation
+from oled.policies.struct import Matrix, Mutable, Vector
 from oled.trace.schema import Phase
+
+Floats = NDArray[np.float64]
 
 DENOISE, DECODE = int(Phase.DENOISE), int(Phase.DECODE)
 
-# Planes of the memory; columns of STATE behind LOWEST and MOST, one row a layer (FORWARDS: row 0).
-CURVE, RECENT, GAIN, WEIGHT, STATE, PLANES = range(6)
-START, FORWARDS, COLUMNS = 2, 3, 4
+
+class Curves(Memory):
+    """The hit curves, by rank [L, E], and bounds of the slots [L]."""
+
+    curve: Matrix[np.float64]  # smoothed hits by rank
+    recent: Matrix[np.float64]  # hits by rank in the running period
+    gain: Matrix[np.float64]  # the falling curve, per byte
+    weight: Matrix[np.float64]  # scratch of the fit
+    lowest: Vector[np.float64]  # slots at the coming refresh: at least
+    most: Vector[np.float64]  # and at most
+    start: Vector[np.float64]  # slots at the beginning
+    forwards: Mutable[float] = 0.0  # of the running period
 
 
 @kernel(WATCH)
-def watch(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+def watch(step: Step, cache: Cache, memory: Curves, params: MarginalGain) -> None:
     if step.phase != DENOISE and step.phase != DECODE:
         return
     score, stamp = cache.score[step.layer], cache.stamp[step.layer]
@@ -41,41 +57,39 @@ def watch(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-
         for other in range(cache.num_experts[step.layer]):
             newer = score[other] == score[expert] and stamp[other] > stamp[expert]
             rank += score[other] > score[expert] or newer
-        memory[RECENT, step.layer, rank] += 1.0
+        memory.recent[step.layer, rank] += 1.0
 
 
 @kernel(ALLOCATE)
-def allocate(at: At, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    period, smoothing, floor = params[0], params[1], params[2]
+def allocate(at: At, cache: Cache, memory: Curves, params: MarginalGain) -> None:
     if at.phase != DENOISE and at.phase != DECODE:
         return
-    state = memory[STATE]
     layers = cache.capacity.size
-    first = state[0, FORWARDS] == 0.0
-    state[0, FORWARDS] += 1.0
+    first = memory.forwards == 0.0
+    memory.forwards += 1.0
     if first:
         for layer in range(layers):
-            state[layer, START] = cache.capacity[layer]
-    if state[0, FORWARDS] <= period:
+            memory.start[layer] = cache.capacity[layer]
+    if memory.forwards <= params.period:
         return
-    state[0, FORWARDS] = 1.0
+    memory.forwards = 1.0
     budget = 0.0
     for layer in range(layers):
-        curve, recent, gain = memory[CURVE, layer], memory[RECENT, layer], memory[GAIN, layer]
-        experts, row = cache.num_experts[layer], state[layer]
+        curve, recent, gain = memory.curve[layer], memory.recent[layer], memory.gain[layer]
+        experts, start = cache.num_experts[layer], memory.start[layer]
         for rank in range(experts):
-            curve[rank] = smoothing * curve[rank] + recent[rank]
+            curve[rank] = params.smoothing * curve[rank] + recent[rank]
             recent[rank] = 0.0
-        fit_falling(curve, gain, memory[WEIGHT, layer], experts)
+        fit_falling(curve, gain, memory.weight[layer], experts)
         for rank in range(experts):
             gain[rank] /= cache.expert_bytes[layer]
-        budget += row[START] * cache.expert_bytes[layer]
-        row[LOWEST], row[MOST] = math.ceil(floor * row[START]), experts
-    hand_out(memory[GAIN], state, cache.expert_bytes, budget, cache.capacity)
+        budget += start * cache.expert_bytes[layer]
+        memory.lowest[layer], memory.most[layer] = math.ceil(params.floor * start), experts
+    hand_out(memory.gain, memory.lowest, memory.most, cache.expert_bytes, budget, cache.capacity)
 
 
-@inner_njit
-def fit_falling(values, fitted, weight, n):  # type: ignore[no-untyped-def]
+@jitable
+def fit_falling(values: Floats, fitted: Floats, weight: Floats, n: int) -> None:
     """Least-squares fit of the first `n` values that never rises, by pooling adjacent violators."""
     pools = 0
     for i in range(n):
@@ -119,5 +133,9 @@ class MarginalGain(Allocation):
         if not 0.0 <= self.floor <= 1.0:
             raise ValueError(f"floor is {self.floor}; it must lie in [0, 1]")
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (PLANES, layers, max(experts, COLUMNS))
+    def memory(self, layers: int, experts: int) -> Curves:
+        by_rank, bound = np.zeros((layers, experts)), np.zeros(layers)
+        return Curves(
+            curve=by_rank, recent=by_rank, gain=by_rank, weight=by_rank,
+            lowest=bound, most=bound, start=bound,
+        )  # fmt: skip

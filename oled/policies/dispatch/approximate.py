@@ -25,14 +25,16 @@ from oled.policies.interface import (
     Costs,
     Plan,
     Step,
-    kernel,
 )
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Dispatch
 from oled.policies.selection import sort_lowest
 
 
 @kernel(DISPATCH)
-def dispatch(step: Step, cache: Cache, costs: Costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
+def dispatch(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: NoMemory, params: Approximate
+) -> None:
     row, misses, total = costs.layer_class[step.layer], 0, 0.0
     for i in range(step.expert.size):
         total += float(step.mass[i, GATE])  # single precision does not add up the same uncompiled
@@ -41,7 +43,7 @@ def dispatch(step: Step, cache: Cache, costs: Costs, plan: Plan, memory, params)
             cache.item[misses] = i
             misses += 1
     sort_lowest(cache.key, cache.age, cache.item, misses)
-    given_up, left = 0, params[0] * total
+    given_up, left = 0, params.share * total
     while given_up < misses and cache.key[given_up] <= left:
         left -= cache.key[given_up]
         plan.place[cache.item[given_up]] = DROPPED

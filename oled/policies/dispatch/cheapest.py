@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import ABSENT, DISPATCH, ON_CPU, TRANSFER, Costs, Plan, Step, kernel
+from oled.policies.interface import ABSENT, DISPATCH, ON_CPU, TRANSFER, Cache, Costs, Plan, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Dispatch
 
 
 @kernel(DISPATCH)
-def dispatch(step: Step, cache, costs: Costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
-    per_token, copy = params[0], params[1]
+def dispatch(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: NoMemory, params: Cheapest
+) -> None:
+    per_token, copy = params.cpu_per_token, params.copy
     row = costs.layer_class[step.layer]
     for i in range(step.expert.size):
         if plan.state[i] != ABSENT:

@@ -23,13 +23,16 @@ from __future__ import annotations
 import dataclasses
 
 from oled.policies.dispatch.misses import by_tokens, predict_reuse, split
-from oled.policies.interface import DISPATCH, Cache, Costs, Plan, Step, kernel
+from oled.policies.interface import DISPATCH, Cache, Costs, Plan, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Dispatch
 
 
 @kernel(DISPATCH)
-def dispatch(step: Step, cache: Cache, costs: Costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
-    swaps, mu = int(params[0]), params[1]
+def dispatch(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: NoMemory, params: Coop
+) -> None:
+    swaps, mu = params.swaps, params.mu
     misses = by_tokens(step, cache, plan)
     if misses == 0:
         return

@@ -19,22 +19,23 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled._jit import inner_njit
+from oled._jit import jitable
 from oled.policies.dispatch.misses import predict_reuse, split
-from oled.policies.interface import ABSENT, DISPATCH, Cache, Costs, Plan, Step, kernel
+from oled.policies.interface import ABSENT, DISPATCH, Cache, Costs, Plan, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Dispatch
 from oled.policies.selection import sort_lowest
 
 PPM = 1_000_000
 
 
-@inner_njit
+@jitable
 def _stretched(work_ns: int, ppm: int) -> int:
     """How long `work_ns` takes at so many millionths of its speed."""
     return (work_ns * PPM + ppm - 1) // ppm
 
 
-@inner_njit
+@jitable
 def objective(
     hits_ns: int, link_ns: int, out_ns: int, work_ns: int, back_ns: int, tail_ns: int, costs: Costs
 ) -> int:
@@ -57,7 +58,9 @@ def objective(
 
 
 @kernel(DISPATCH)
-def dispatch(step: Step, cache: Cache, costs: Costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
+def dispatch(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: NoMemory, params: Exact
+) -> None:
     row = costs.layer_class[step.layer]
     misses, hits, assignments, work = 0, 0, 0, costs.cpu_call_ns
     for i in range(step.expert.size):

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import ABSENT, DISPATCH, ON_CPU, Plan, Step, kernel
+from oled.policies.interface import ABSENT, DISPATCH, ON_CPU, Cache, Costs, Plan, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Dispatch
 
 
 @kernel(DISPATCH)
-def dispatch(step: Step, cache, costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
+def dispatch(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: NoMemory, params: FewTokens
+) -> None:
     for i in range(step.expert.size):
         if plan.state[i] == ABSENT:
-            if step.count[i] <= params[0]:
+            if step.count[i] <= params.tokens:
                 plan.place[i] = ON_CPU
             plan.rank[i] = -step.count[i]
 

@@ -25,14 +25,16 @@ from oled.policies.interface import (
     Costs,
     Plan,
     Step,
-    kernel,
 )
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Dispatch
 from oled.policies.selection import sort_lowest
 
 
 @kernel(DISPATCH)
-def dispatch(step: Step, cache: Cache, costs: Costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
+def dispatch(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: NoMemory, params: MakespanGreedy
+) -> None:
     row = costs.layer_class[step.layer]
     n, active = 0, step.expert.size
     share = costs.gpu_ns[row, step.tokens, active] // max(1, active)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from oled._jit import inner_njit
+from oled._jit import jitable
 from oled.policies.interface import ABSENT, ON_CPU, TRANSFER, Cache, Plan, Step
 from oled.policies.selection import sort_lowest
 
 
-@inner_njit
+@jitable
 def by_tokens(step: Step, cache: Cache, plan: Plan) -> int:
     """Places of the misses into `cache.item`, most tokens first, then by id; how many there are."""
     n = 0
@@ -19,7 +19,7 @@ def by_tokens(step: Step, cache: Cache, plan: Plan) -> int:
     return n
 
 
-@inner_njit
+@jitable
 def predict_reuse(step: Step, cache: Cache, misses: int) -> None:
     """Scores of the misses in `cache.item`, scaled to 0..1, into `cache.key` in the same order."""
     lowest = cache.score[step.layer, step.expert[cache.item[0]]]
@@ -33,7 +33,7 @@ def predict_reuse(step: Step, cache: Cache, misses: int) -> None:
         cache.key[j] = (cache.key[j] - lowest) / span if span > 0.0 else 0.0
 
 
-@inner_njit
+@jitable
 def split(cache: Cache, plan: Plan, misses: int, transfers: int) -> None:
     """Copy the first `transfers` of `cache.item`, in this order; the others run on the CPU."""
     for j in range(misses):

@@ -14,17 +14,27 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import ABSENT, DISPATCH, ON_CPU, TRANSFER, Cache, Plan, Step, kernel
+from oled.policies.interface import ABSENT, DISPATCH, ON_CPU, TRANSFER, Cache, Costs, Plan, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Dispatch
 from oled.policies.selection import select_lowest
+from oled.policies.struct import Mutable
+
+
+class Opening(Memory):
+    """The block that a request begins with."""
+
+    block: Mutable[float] = 0.0  # its number + 1; 0: not known yet
 
 
 @kernel(DISPATCH)
-def dispatch(step: Step, cache: Cache, costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
-    if step.block >= 0 and memory[0, 0, 0] == 0.0:
-        memory[0, 0, 0] = step.block + 1
-    opening = memory[0, 0, 0] == 0.0 or memory[0, 0, 0] == step.block + 1
-    due = step.denoising_step >= 0 and step.denoising_step % int(params[0]) == 0
+def dispatch(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: Opening, params: PeriodicRefresh
+) -> None:
+    if step.block >= 0 and memory.block == 0.0:
+        memory.block = step.block + 1
+    opening = memory.block == 0.0 or memory.block == step.block + 1
+    due = step.denoising_step >= 0 and step.denoising_step % params.interval == 0
     active = step.expert.size
     for i in range(active):
         if plan.state[i] == ABSENT:
@@ -49,6 +59,9 @@ class PeriodicRefresh(Dispatch):
     needs = frozenset({"order", "blocks"})
     reads_costs = False
     dispatch = dispatch
+
+    def memory(self, layers: int, experts: int) -> Opening:
+        return Opening()
 
     def __post_init__(self) -> None:
         if self.interval < 1:

@@ -12,16 +12,19 @@ from __future__ import annotations
 import dataclasses
 
 from oled.policies.dispatch.misses import by_tokens, split
-from oled.policies.interface import DISPATCH, Cache, Plan, Step, kernel
+from oled.policies.interface import DISPATCH, Cache, Costs, Plan, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Dispatch
 
 
 @kernel(DISPATCH)
-def dispatch(step: Step, cache: Cache, costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
+def dispatch(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: NoMemory, params: CpuShare
+) -> None:
     if cache.used[step.layer] < cache.capacity[step.layer]:
         return
     misses = by_tokens(step, cache, plan)
-    split(cache, plan, misses, misses - int(params[0] * misses))
+    split(cache, plan, misses, misses - int(params.share * misses))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,15 +27,18 @@ from oled.policies.interface import (
     Costs,
     Plan,
     Step,
-    kernel,
 )
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Dispatch
 from oled.policies.selection import sort_lowest
 
 
 @kernel(DISPATCH)
-def dispatch(step: Step, cache: Cache, costs: Costs, plan: Plan, memory, params) -> None:  # type: ignore[no-untyped-def]
-    gpu, per_token, first, copy = params[0], params[1], params[2], params[3]
+def dispatch(
+    step: Step, cache: Cache, costs: Costs, plan: Plan, memory: NoMemory, params: TwoEnded
+) -> None:
+    gpu, per_token = params.gpu, params.cpu_per_token
+    first, copy = params.cpu_first, params.copy
     row = costs.layer_class[step.layer]
     n, active = 0, step.expert.size
     for i in range(active):

@@ -15,39 +15,54 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
-from oled._jit import inner_njit
-from oled.policies.interface import ASK, HOLD, Cache, Queue, Side, Step, kernel
+from oled._jit import jitable
+from oled.policies.interface import ASK, HOLD, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import clear, is_wanted, push, step_ahead
-
-COUNTS, DOTS, NORMS, COSINES = 0, 1, 2, 3
-"""Planes of the memory: tokens [L, E]; of layer l and past request m the dot product, the square of
-the past row's norm, and the cosine [L, M]."""
+from oled.policies.struct import Matrix
 
 
-@inner_njit
-def _compare(step: Step, side: Side, memory: NDArray[np.float64], past: int) -> None:
+class Similarity(Memory):
+    """How like the M past requests the running one is."""
+
+    counts: Matrix[np.float64]  # [L, E] its tokens so far
+    dots: Matrix[np.float64]  # [L, M] product with the past row
+    norms: Matrix[np.float64]  # [L, M] square of the norm of the past row
+    cosines: Matrix[np.float64]  # [L, M]
+
+
+@jitable
+def _compare(step: Step, side: Side, memory: Similarity, past: int) -> None:
     """Add this layer-step to the request's row of the layer, and renew its cosines."""
-    layer, experts = step.layer, memory.shape[2]
+    layer, experts = step.layer, memory.counts.shape[1]
     for i in range(step.expert.size):
-        memory[COUNTS, layer, step.expert[i]] += step.count[i]
+        memory.counts[layer, step.expert[i]] += step.count[i]
         for m in range(past):
-            memory[DOTS, layer, m] += step.count[i] * side.store[m, layer, step.expert[i]]
+            memory.dots[layer, m] += step.count[i] * side.store[m, layer, step.expert[i]]
     own = 0.0
     for expert in range(experts):
-        own += memory[COUNTS, layer, expert] ** 2
+        own += memory.counts[layer, expert] ** 2
     for m in range(past):
-        if memory[NORMS, layer, m] == 0.0:
+        if memory.norms[layer, m] == 0.0:
             for expert in range(experts):
-                memory[NORMS, layer, m] += side.store[m, layer, expert] ** 2
-        norm = np.sqrt(own * memory[NORMS, layer, m])
-        memory[COSINES, layer, m] = memory[DOTS, layer, m] / norm if norm > 0.0 else 0.0
+                memory.norms[layer, m] += side.store[m, layer, expert] ** 2
+        norm = np.sqrt(own * memory.norms[layer, m])
+        memory.cosines[layer, m] = memory.dots[layer, m] / norm if norm > 0.0 else 0.0
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: Similarity,
+    params: ActivationMatch,
+) -> None:
     layers, experts = cache.resident.shape
     past = min(side.store.shape[0], experts)
     _compare(step, side, memory, past)
@@ -57,12 +72,12 @@ def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory,
     for m in range(past):
         total = 0.0
         for layer in range(layers):
-            total += memory[COSINES, layer, m]
+            total += memory.cosines[layer, m]
         if total > best_sum:
             best, best_sum = m, total
 
     clear(queue)
-    depth, n = min(int(params[0]), cache.key.size), 0
+    depth, n = min(params.depth, cache.key.size), 0
     for layer in range(step.layer + 1, layers):
         decay = 1.0 - (layer - step.layer) / (layers + 1.0)
         for expert in range(cache.num_experts[layer]):
@@ -93,8 +108,9 @@ class ActivationMatch(Prefetch):
     needs = frozenset({"order", "calibration"})
     ask = ask
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (4, layers, experts)
+    def memory(self, layers: int, experts: int) -> Similarity:
+        empty = np.zeros((layers, experts))
+        return Similarity(counts=empty, dots=empty, norms=empty, cosines=empty)
 
     def __post_init__(self) -> None:
         if self.depth < 1:

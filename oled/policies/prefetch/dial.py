@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled._jit import inner_njit
-from oled.policies.interface import ASK, HOLD, Cache, Queue, Side, Step, kernel
+from oled._jit import jitable
+from oled.policies.interface import ASK, HOLD, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import is_wanted, push
 
 MASK = 0x7FFFFFFF
 
 
-@inner_njit
+@jitable
 def _mix(x: int) -> int:
     """A bijective mixer of 31 bits; no product leaves 63 bits."""
     x = ((x ^ (x >> 16)) * 0x45D9F3B) & MASK
@@ -30,7 +31,7 @@ def _mix(x: int) -> int:
     return x ^ (x >> 16)
 
 
-@inner_njit
+@jitable
 def draw(seed: int, index: int, expert: int) -> float:
     """Uniform in [0, 1), a function of its arguments only."""
     x = _mix((seed + 0x1B873593) & MASK)
@@ -40,15 +41,24 @@ def draw(seed: int, index: int, expert: int) -> float:
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
-    precision, recall, ahead = params[0], params[1], int(params[2])
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: NoMemory,
+    params: Dial,
+) -> None:
+    precision, recall, ahead = params.precision, params.recall, params.ahead
     target = step.index + ahead
-    if target >= side.step_layer.size:
+    if target >= side.layer.size:
         return
     request = side.forward_request[step.forward]
-    if side.forward_request[side.step_forward[target]] != request:
+    if side.forward_request[side.forward[target]] != request:
         return
-    layer = side.step_layer[target]
+    layer = side.layer[target]
     at, last = side.offsets[target], side.offsets[target + 1]
     active, experts = last - at, cache.num_experts[layer]
     by_mistake = 0.0

@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import (
-    ABSENT,
-    ASK,
-    FILL,
-    ON_CPU,
-    Cache,
-    Queue,
-    Side,
-    Step,
-    kernel,
-)
+from oled.policies.interface import ABSENT, ASK, FILL, ON_CPU, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import is_wanted, next_step, push
 from oled.policies.selection import select_lowest, sort_lowest
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: NoMemory,
+    params: IdleFill,
+) -> None:
     due = next_step(side, step)
     if due < 0:
         return
@@ -57,7 +57,7 @@ def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory,
             winners += 1
     sort_lowest(cache.key, cache.age, cache.item, winners)
     for j in range(winners):
-        push(queue, layer, cache.item[j], FILL, due, int(params[0]))
+        push(queue, layer, cache.item[j], FILL, due, params.chunks)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

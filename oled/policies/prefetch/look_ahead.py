@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled._jit import inner_njit
-from oled.policies.interface import ASK, Cache, Costs, Side, Step, kernel
+from oled._jit import jitable
+from oled.policies.interface import ASK, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.next_gate import push_predicted
 from oled.policies.prefetch.queue import clear
 
 
-@inner_njit
+@jitable
 def layers_to_copy(step: Step, costs: Costs) -> int:
     """Layers like this one that compute while one expert is copied, rounded up."""
     row, pairs = costs.layer_class[step.layer], 0
@@ -32,7 +33,7 @@ def layers_to_copy(step: Step, costs: Costs) -> int:
     return int((costs.copy_ns[row] + computes - 1) // computes)
 
 
-@inner_njit
+@jitable
 def predicted_mass(step: Step, side: Side, ahead: int) -> float:
     """Mean over the tokens of what was predicted for the layer `ahead`; 0 where nothing was."""
     if ahead > side.horizons:
@@ -44,12 +45,20 @@ def predicted_mass(step: Step, side: Side, ahead: int) -> float:
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs: Costs, plan, side: Side, queue, memory, params) -> None:  # type: ignore[no-untyped-def]
-    confidence, horizon = params[0], int(params[1])
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: NoMemory,
+    params: LookAhead,
+) -> None:
     clear(queue)
     least = layers_to_copy(step, costs)
-    for ahead in range(1, horizon + 1):
-        if ahead > least and predicted_mass(step, side, ahead) < confidence:
+    for ahead in range(1, params.horizon + 1):
+        if ahead > least and predicted_mass(step, side, ahead) < params.confidence:
             break
         push_predicted(step, cache, side, queue, ahead, 0, 1)
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled._jit import inner_njit
-from oled.policies.interface import ASK, HOLD, Cache, Queue, Side, Step, kernel
+from oled._jit import jitable
+from oled.policies.interface import ASK, HOLD, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import clear, is_wanted, push, step_ahead
 
 
-@inner_njit
+@jitable
 def push_predicted(
     step: Step, cache: Cache, side: Side, queue: Queue, ahead: int, width: int, chunks: int
 ) -> None:
@@ -40,11 +41,19 @@ def push_predicted(
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
-    horizon, width = int(params[0]), int(params[1])
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: NoMemory,
+    params: NextGate,
+) -> None:
     clear(queue)
-    for ahead in range(1, horizon + 1):
-        push_predicted(step, cache, side, queue, ahead, width, 1)
+    for ahead in range(1, params.horizon + 1):
+        push_predicted(step, cache, side, queue, ahead, params.width, 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import ASK, HOLD, Cache, Queue, Side, Step, kernel
+from oled.policies.interface import ASK, HOLD, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import clear, is_wanted, push, step_ahead
 from oled.policies.selection import select_lowest, sort_lowest
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: NoMemory,
+    params: NextScores,
+) -> None:
     clear(queue)
     layer = step.layer + 1
     due = step_ahead(side, step, layer)
@@ -28,7 +38,7 @@ def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory,
         cache.key[n], cache.age[n] = -cache.score[layer, expert], -cache.stamp[layer, expert]
         cache.item[n] = expert
         n += 1
-    wanted = min(int(params[0]) if params[0] > 0 else costs.top_k, n)
+    wanted = min(params.width if params.width > 0 else costs.top_k, n)
     select_lowest(cache.key, cache.age, cache.item, n, wanted)
     sort_lowest(cache.key, cache.age, cache.item, wanted)
     for j in range(wanted):

@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import ASK, Cache, Queue, Side, Step, kernel
+from oled.policies.interface import ASK, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.next_gate import push_predicted
 from oled.policies.prefetch.queue import clear
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: NoMemory,
+    params: Projections,
+) -> None:
     clear(queue)
     push_predicted(step, cache, side, queue, 1, 0, 1)
 

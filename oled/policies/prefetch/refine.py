@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled._jit import inner_njit
-from oled.policies.interface import ASK, FILL, Cache, Queue, Side, Step, kernel
+from oled._jit import jitable
+from oled.policies.interface import ASK, FILL, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import clear, is_wanted, push
 from oled.policies.selection import select_lowest, sort_lowest
 
 
-@inner_njit
+@jitable
 def raise_scores(step: Step, cache: Cache, side: Side, layer: int) -> None:
     """Add to the scores of `layer`, the next to come, what this layer-step predicts for it."""
     layers = cache.num_experts.size
@@ -35,14 +36,23 @@ def raise_scores(step: Step, cache: Cache, side: Side, layer: int) -> None:
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: NoMemory,
+    params: Refine,
+) -> None:
     clear(queue)
     due = step.index + 1
-    if due >= side.step_layer.size:
+    if due >= side.layer.size:
         return
-    if side.forward_request[side.step_forward[due]] != side.forward_request[step.forward]:
+    if side.forward_request[side.forward[due]] != side.forward_request[step.forward]:
         return
-    layer = side.step_layer[due]
+    layer = side.layer[due]
     raise_scores(step, cache, side, layer)
     experts, places = cache.num_experts[layer], cache.capacity[layer]
     for expert in range(experts):
@@ -52,7 +62,7 @@ def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory,
     places = min(places, experts)
     select_lowest(cache.key, cache.age, cache.item, experts, places)
     sort_lowest(cache.key, cache.age, cache.item, places)
-    left = int(params[0] * cache.capacity[layer])
+    left = int(params.share * cache.capacity[layer])
     for j in range(places):
         if left > 0 and is_wanted(cache, layer, cache.item[j]):
             push(queue, layer, cache.item[j], FILL, due, 1)

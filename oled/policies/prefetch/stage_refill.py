@@ -12,23 +12,41 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import ASK, FILL, NEVER, Cache, Queue, Step, kernel
+import numpy as np
+
+from oled.policies.interface import ASK, FILL, NEVER, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import clear, is_wanted, push
 from oled.policies.selection import select_lowest, sort_lowest
 from oled.policies.stage import stage_of
+from oled.policies.struct import Mutable, Vector
 
-OF_LAYER, OF_ALL = 0, 1
+
+class Asked(Memory):
+    """The stages that were asked for last."""
+
+    stage: Vector[np.float64]  # [L] by each layer
+    newest: Mutable[float] = 0.0  # by any layer
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: Asked,
+    params: StageRefill,
+) -> None:
     layer, stage = step.layer, stage_of(step)
-    if memory[OF_LAYER, layer, 0] == stage:
+    if memory.stage[layer] == stage:
         return
-    memory[OF_LAYER, layer, 0] = stage
-    if memory[OF_ALL, 0, 0] != stage:
-        memory[OF_ALL, 0, 0] = stage
+    memory.stage[layer] = stage
+    if memory.newest != stage:
+        memory.newest = stage
         clear(queue)
     experts = cache.num_experts[layer]
     for expert in range(experts):
@@ -40,7 +58,7 @@ def ask(step: Step, cache: Cache, costs, plan, side, queue: Queue, memory, param
     sort_lowest(cache.key, cache.age, cache.item, places)
     for j in range(places):
         if is_wanted(cache, layer, cache.item[j]):
-            push(queue, layer, cache.item[j], FILL, NEVER, int(params[0]))
+            push(queue, layer, cache.item[j], FILL, NEVER, params.chunks)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,5 +75,5 @@ class StageRefill(Prefetch):
         if self.chunks < 1:
             raise ValueError(f"chunks is {self.chunks}; it must be at least 1")
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (2, layers, 1)
+    def memory(self, layers: int, experts: int) -> Asked:
+        return Asked(stage=np.zeros(layers))

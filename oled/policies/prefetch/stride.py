@@ -12,15 +12,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import ASK, Cache, Queue, Side, Step, kernel
+from oled.policies.interface import ASK, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.next_gate import push_predicted
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
-    stride, width, chunks = int(params[0]), int(params[1]), int(params[2])
-    push_predicted(step, cache, side, queue, stride, width, chunks)
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: NoMemory,
+    params: Stride,
+) -> None:
+    push_predicted(step, cache, side, queue, params.stride, params.width, params.chunks)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

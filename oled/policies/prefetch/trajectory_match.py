@@ -17,56 +17,59 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
-from oled._jit import inner_njit
-from oled.policies.interface import ASK, HOLD, Cache, Queue, Side, Step, kernel
+from oled._jit import jitable
+from oled.policies.interface import ASK, HOLD, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import is_wanted, push, step_ahead
 from oled.policies.selection import sort_lowest
-
-Rows = NDArray[np.float64]
-
-DOTS, NORMS, STATE = 0, 1, 2
-"""Rows of the memory: dot product with and squared norm of each stored map over the layers seen,
-and what follows."""
-FORWARD, OWN_NORM, BEST, MATCH = 0, 1, 2, 3
-"""Columns of STATE: the forward + 1, the squared norm of its map so far, the best stored map + 1
-and its cosine."""
+from oled.policies.struct import Mutable, Vector
 
 
-@inner_njit
-def _compare(step: Step, side: Side, rows: Rows, stored: int) -> None:
+class Similarity(Memory):
+    """How like the M stored maps the running forward is."""
+
+    dots: Vector[np.float64]  # [M] product with each map over the layers seen
+    norms: Vector[np.float64]  # [M] squared norm of each map over them
+    forward: Mutable[float] = 0.0  # the running forward + 1
+    own_norm: Mutable[float] = 0.0  # squared norm of its map so far
+    best: Mutable[float] = 0.0  # the best stored map + 1
+    match: Mutable[float] = 0.0  # and its cosine
+
+
+@jitable
+def _compare(step: Step, side: Side, memory: Similarity, stored: int) -> None:
     """Add this layer to the forward's map and find the best match."""
-    if rows[STATE, FORWARD] != step.forward + 1:
-        rows[STATE, FORWARD], rows[STATE, OWN_NORM] = step.forward + 1, 0.0
+    if memory.forward != step.forward + 1:
+        memory.forward, memory.own_norm = step.forward + 1, 0.0
         for m in range(stored):
-            rows[DOTS, m] = rows[NORMS, m] = 0.0
+            memory.dots[m] = memory.norms[m] = 0.0
     total = 0.0
     for i in range(step.expert.size):
         total += step.count[i]
     for i in range(step.expert.size):
-        rows[STATE, OWN_NORM] += (step.count[i] / total) ** 2
-    rows[STATE, BEST], rows[STATE, MATCH] = 0.0, -1.0
+        memory.own_norm += (step.count[i] / total) ** 2
+    memory.best, memory.match = 0.0, -1.0
     for m in range(stored):
         for i in range(step.expert.size):
             share = step.count[i] / total
-            rows[DOTS, m] += share * side.store[m, step.layer, step.expert[i]]
+            memory.dots[m] += share * side.store[m, step.layer, step.expert[i]]
         for expert in range(side.store.shape[2]):
-            rows[NORMS, m] += side.store[m, step.layer, expert] ** 2
-        norm = np.sqrt(rows[STATE, OWN_NORM] * rows[NORMS, m])
-        cosine = rows[DOTS, m] / norm if norm > 0.0 else 0.0
-        if cosine > rows[STATE, MATCH]:
-            rows[STATE, BEST], rows[STATE, MATCH] = m + 1, cosine
+            memory.norms[m] += side.store[m, step.layer, expert] ** 2
+        norm = np.sqrt(memory.own_norm * memory.norms[m])
+        cosine = memory.dots[m] / norm if norm > 0.0 else 0.0
+        if cosine > memory.match:
+            memory.best, memory.match = m + 1, cosine
 
 
-@inner_njit
+@jitable
 def _fetch(
-    step: Step, cache: Cache, side: Side, queue: Queue, rows: Rows, layer: int, least: int
+    step: Step, cache: Cache, side: Side, queue: Queue, memory: Similarity, layer: int, least: int
 ) -> None:
     """Ask for the likeliest experts of `layer`."""
     due = step_ahead(side, step, layer)
-    stored = int(rows[STATE, BEST]) - 1
+    stored = int(memory.best) - 1
     if due < 0 or stored < 0:
         return
     experts = cache.num_experts[layer]
@@ -74,7 +77,7 @@ def _fetch(
         cache.key[expert] = -side.store[stored, layer, expert]
         cache.age[expert] = cache.item[expert] = expert
     sort_lowest(cache.key, cache.age, cache.item, experts)
-    enough = min(1.0, max(0.0, 1.0 - rows[STATE, MATCH]))
+    enough = min(1.0, max(0.0, 1.0 - memory.match))
     mass, taken = 0.0, 0
     while taken < experts and cache.key[taken] < 0.0 and (taken < least or mass < enough):
         if is_wanted(cache, layer, cache.item[taken]):
@@ -84,18 +87,26 @@ def _fetch(
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
-    distance = int(params[0])
-    least = int(params[1]) if params[1] > 0 else costs.top_k
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: Similarity,
+    params: TrajectoryMatch,
+) -> None:
+    distance = params.distance
+    least = params.least if params.least > 0 else costs.top_k
     layers, experts = cache.resident.shape
-    rows = memory[0]
-    begins = rows[STATE, FORWARD] != step.forward + 1
+    begins = memory.forward != step.forward + 1
     if begins:  # with the previous forward's match
         for layer in range(step.layer + 1, min(step.layer + distance, layers)):
-            _fetch(step, cache, side, queue, rows, layer, least)
-    _compare(step, side, rows, min(side.store.shape[0], experts))
+            _fetch(step, cache, side, queue, memory, layer, least)
+    _compare(step, side, memory, min(side.store.shape[0], experts))
     if step.layer + distance < layers:
-        _fetch(step, cache, side, queue, rows, step.layer + distance, least)
+        _fetch(step, cache, side, queue, memory, step.layer + distance, least)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,8 +119,8 @@ class TrajectoryMatch(Prefetch):
     needs = frozenset({"order", "calibration"})
     ask = ask
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (1, 3, max(4, experts))
+    def memory(self, layers: int, experts: int) -> Similarity:
+        return Similarity(dots=np.zeros(experts), norms=np.zeros(experts))
 
     def __post_init__(self) -> None:
         if self.distance < 1 or self.least < 0:

@@ -15,60 +15,75 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
-from oled._jit import inner_njit
-from oled.policies.interface import ASK, FILL, NEVER, Cache, Queue, Side, Step, kernel
+from oled._jit import jitable
+from oled.policies.interface import ASK, FILL, NEVER, Cache, Costs, Plan, Queue, Side, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Prefetch
 from oled.policies.prefetch.queue import is_wanted, push
+from oled.policies.struct import Matrix, Mutable
 
 DRAFT = 4  # oled.trace.schema.Phase.DRAFT
 
-# memory[0]: what belongs to no expert
-LAST, NUMBER = 0, 1  # the last kept draft's forward, and how many verify sets there were
+
+class Sets(Memory):
+    """Which experts the drafts have named."""
+
+    member: Matrix[np.float64]  # [L, E] number of the last verify set that the expert was in
+    number: Mutable[float] = 0.0  # verify sets so far
+    last: Mutable[float] = 0.0  # forward of the last kept draft
 
 
-@inner_njit
+@jitable
 def forget_layer(queue: Queue, layer: int) -> None:
     """Drop what is asked for in this layer and has not begun."""
-    kept = queue.span[0]
-    for j in range(queue.span[0], queue.span[1]):
+    kept = queue.begin
+    for j in range(queue.begin, queue.end):
         if queue.layer[j] != layer:
             queue.layer[kept], queue.expert[kept] = queue.layer[j], queue.expert[j]
             queue.kind[kept], queue.due[kept] = queue.kind[j], queue.due[j]
             queue.chunks[kept] = queue.chunks[j]
             kept += 1
-    queue.span[1] = kept
+    queue.end = kept
 
 
-@inner_njit
+@jitable
 def ask_for_layer(
     step: Step,
     cache: Cache,
     side: Side,
     queue: Queue,
-    memory: NDArray[np.float64],
+    memory: Sets,
     row: int,
     layer: int,
 ) -> None:
     """Mark the predicted experts of `layer` as parts of this verify set and ask for them."""
-    number, members = memory[0, 0, NUMBER], 0
+    number, members = memory.number, 0
     for expert in range(cache.num_experts[layer]):
-        members += int(memory[1 + layer, expert, 0] == number)
+        members += int(memory.member[layer, expert] == number)
     for j in range(side.pred_offsets[row], side.pred_offsets[row + 1]):
         expert = int(side.pred_expert[j])
-        if memory[1 + layer, expert, 0] != number:
+        if memory.member[layer, expert] != number:
             if members >= cache.capacity[layer]:
                 return
             members += 1
-            memory[1 + layer, expert, 0] = number
+            memory.member[layer, expert] = number
         cache.score[layer, expert] = step.clock
         if is_wanted(cache, layer, expert):
             push(queue, layer, expert, FILL, NEVER, 1)
 
 
 @kernel(ASK)
-def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory, params) -> None:  # type: ignore[no-untyped-def]
+def ask(
+    step: Step,
+    cache: Cache,
+    costs: Costs,
+    plan: Plan,
+    side: Side,
+    queue: Queue,
+    memory: Sets,
+    params: VerifySet,
+) -> None:
     if step.phase != DRAFT:
         forget_layer(queue, step.layer)
         return
@@ -78,9 +93,9 @@ def ask(step: Step, cache: Cache, costs, plan, side: Side, queue: Queue, memory,
         return
     if side.pred_offsets[first] == side.pred_offsets[first + layers]:
         return
-    if memory[0, 0, NUMBER] == 0.0 or step.forward != memory[0, 0, LAST] + 1:
-        memory[0, 0, NUMBER] += 1.0
-    memory[0, 0, LAST] = step.forward
+    if memory.number == 0.0 or step.forward != memory.last + 1:
+        memory.number += 1.0
+    memory.last = step.forward
     for layer in range(layers):
         ask_for_layer(step, cache, side, queue, memory, first + layer, layer)
 
@@ -92,5 +107,5 @@ class VerifySet(Prefetch):
     needs = frozenset({"order", "predictions", "drafts"})
     ask = ask
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (1 + layers, experts, 2)
+    def memory(self, layers: int, experts: int) -> Sets:
+        return Sets(member=np.zeros((layers, experts)))

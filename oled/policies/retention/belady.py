@@ -12,14 +12,15 @@ import dataclasses
 
 import numpy as np
 
-from oled.policies.interface import NEVER, OBSERVE, Cache, Step, kernel
+from oled.policies.interface import NEVER, OBSERVE, Cache, Step
+from oled.policies.kernel import Memory, NoMemory, kernel
 from oled.policies.part import Retention
+from oled.policies.struct import Cube, Mutable, Vector
 from oled.trace.steps import Steps
-from oled.types import Doubles
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+def observe(step: Step, cache: Cache, memory: NoMemory, params: Belady) -> None:
     for i in range(step.expert.size):
         cache.score[step.layer, step.expert[i]] = -step.next_use[i]
 
@@ -32,19 +33,28 @@ class Belady(Retention):
     observe = observe
 
 
+class FirstUses(Memory):
+    """When each request begins and first uses its experts, and how many requests have begun."""
+
+    use: Cube[np.float64]  # [R, L, E] the layer-step of the first use, NEVER if none
+    forward: Vector[np.float64]  # [R] the first forward
+    begun: Mutable[float] = 0.0
+
+
 @kernel(OBSERVE)
-def observe_from_the_start(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    last = memory.shape[0] - 1  # the requests, then the number of those that have begun
+def observe_from_the_start(
+    step: Step, cache: Cache, memory: FirstUses, params: BeladyFromTheStart
+) -> None:
     layers, experts = cache.resident.shape
-    begun = int(memory[last, 0, 0])
-    if begun < last and step.forward >= memory[begun, 0, experts]:
-        while begun < last and step.forward >= memory[begun, 0, experts]:
-            begun += 1
-        memory[last, 0, 0] = begun
+    begun, requests = int(memory.begun), memory.forward.size
+    while begun < requests and step.forward >= memory.forward[begun]:
+        begun += 1
+    if begun != int(memory.begun):
+        memory.begun = begun
         for layer in range(layers):
             for expert in range(experts):
                 if cache.resident[layer, expert] != 0 and cache.stamp[layer, expert] < 0:
-                    cache.score[layer, expert] = -memory[begun - 1, layer, expert]
+                    cache.score[layer, expert] = -memory.use[begun - 1, layer, expert]
     for i in range(step.expert.size):
         cache.score[step.layer, step.expert[i]] = -step.next_use[i]
 
@@ -56,14 +66,12 @@ class BeladyFromTheStart(Belady):
     learned = True
     observe = observe_from_the_start
 
-    def first_memory(self, steps: Steps) -> Doubles:
-        """Return float64[requests + 1, L, E + 1]: the layer-step in which a request first uses an
-        expert; behind the experts, for layer 0, its first forward."""
+    def first_memory(self, steps: Steps) -> FirstUses:
+        """Return what the whole trace says, none of whose requests has begun."""
         _, first, request = np.unique(steps.request, return_index=True, return_inverse=True)
-        experts = int(steps.num_experts.max())
-        memory = np.full((first.size + 1, steps.num_layers, experts + 1), float(NEVER))
+        shape = (first.size, steps.num_layers, int(steps.num_experts.max()))
+        use = np.full(shape, float(NEVER))
         step = np.repeat(np.arange(steps.num_steps), np.diff(steps.offsets))
         uses = (request[steps.forward[step]], steps.layer[step], steps.expert)
-        np.minimum.at(memory, uses, step.astype(np.float64))
-        memory[:-1, 0, experts], memory[-1] = first, 0
-        return memory
+        np.minimum.at(use, uses, step.astype(np.float64))
+        return FirstUses(use=use, forward=first.astype(np.float64))

@@ -13,34 +13,38 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from oled.policies.interface import OBSERVE, PREFILL, Cache, Step, kernel
+from oled.policies.interface import OBSERVE, PREFILL, Cache, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Retention
 from oled.policies.stage import hold
+from oled.policies.struct import Cube, Vector
 
 if TYPE_CHECKING:
     from oled.trace.steps import Steps
 
-NEXT, LEFT, FIRST = 0, 1, 2
-"""Planes of the memory [., L, E]: in the first place of a layer's row
-the stage that comes next, and the tokens left of the running one; then the tokens per expert of
-every stage, in order."""
+
+class Stages(Memory):
+    """The tokens of all stages, and where each layer stands."""
+
+    tokens: Cube[np.float64]  # [stage, L, E] per expert, in the order of the stages
+    coming: Vector[np.float64]  # [L] the stage that comes next
+    left: Vector[np.float64]  # [L] tokens left of the running one
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+def observe(step: Step, cache: Cache, memory: Stages, params: ComingStage) -> None:
     if step.phase == PREFILL or step.expert.size == 0:
         return
     layer = step.layer
-    while memory[LEFT, layer, 0] == 0.0:
-        coming = memory[FIRST + int(memory[NEXT, layer, 0]), layer]
+    while memory.left[layer] == 0.0:
+        coming = memory.tokens[int(memory.coming[layer]), layer]
         for expert in range(cache.num_experts[layer]):
-            memory[LEFT, layer, 0] += coming[expert]
-        memory[NEXT, layer, 0] += 1.0
+            memory.left[layer] += coming[expert]
+        memory.coming[layer] += 1.0
         hold(layer, cache, coming)
     for i in range(step.expert.size):
-        memory[LEFT, layer, 0] -= step.count[i]
+        memory.left[layer] -= step.count[i]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,17 +55,17 @@ class ComingStage(Retention):
     learned = True
     observe = observe
 
-    def first_memory(self, steps: Steps) -> NDArray[np.float64]:
-        """The tokens of all stages: f64[2 + stages, L, E]."""
+    def first_memory(self, steps: Steps) -> Stages:
+        """Return the tokens of all stages, none of which has begun."""
         generated = steps.phase != PREFILL
         keys = np.stack([steps.request, steps.block, generated])
         begins = np.append(True, (np.diff(keys) != 0).any(axis=0)) & generated
         stage = np.cumsum(begins) - 1
-        shape = (FIRST + int(begins.sum()), steps.num_layers, int(steps.num_experts.max()))
-        memory = np.zeros(shape)
+        tokens = np.zeros((int(begins.sum()), steps.num_layers, int(steps.num_experts.max())))
         step = np.repeat(np.arange(steps.num_steps), np.diff(steps.offsets))
         counted = generated[steps.forward[step]]
         step = step[counted]
-        where = (FIRST + stage[steps.forward[step]], steps.layer[step], steps.expert[counted])
-        np.add.at(memory, where, steps.count[counted])
-        return memory
+        where = (stage[steps.forward[step]], steps.layer[step], steps.expert[counted])
+        np.add.at(tokens, where, steps.count[counted])
+        layers = np.zeros(steps.num_layers)
+        return Stages(tokens=tokens, coming=layers, left=layers)

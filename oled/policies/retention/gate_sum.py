@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import GATE, OBSERVE, Cache, Step, kernel
+from oled.policies.interface import GATE, OBSERVE, Cache, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Retention
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    smoothing = params[0]
+def observe(step: Step, cache: Cache, memory: NoMemory, params: GateSum) -> None:
+    smoothing = params.smoothing
     for expert in range(cache.num_experts[step.layer]):
         cache.score[step.layer, expert] *= smoothing
     for i in range(step.expert.size):

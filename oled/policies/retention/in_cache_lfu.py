@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import OBSERVE, Cache, Step, kernel
+from oled.policies.interface import OBSERVE, Cache, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Retention
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+def observe(step: Step, cache: Cache, memory: NoMemory, params: InCacheLfu) -> None:
     for expert in range(cache.num_experts[step.layer]):
         if cache.resident[step.layer, expert] == 0:
             cache.score[step.layer, expert] = 0.0

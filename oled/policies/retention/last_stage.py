@@ -14,17 +14,26 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import OBSERVE, Cache, Step, kernel
+import numpy as np
+
+from oled.policies.interface import OBSERVE, Cache, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Retention
 from oled.policies.stage import PROMPT, hold, stage_of
+from oled.policies.struct import Matrix, Vector
 
-TOKENS, STAGE = 0, 1
+
+class Finished(Memory):
+    """What the running stage has used."""
+
+    tokens: Matrix[np.float64]  # [L, E]
+    stage: Vector[np.float64]  # [L] the running stage; 0: none yet
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+def observe(step: Step, cache: Cache, memory: Finished, params: LastStage) -> None:
     layer, stage = step.layer, stage_of(step)
-    tokens, running = memory[TOKENS, layer], memory[STAGE, layer, 0]
+    tokens, running = memory.tokens[layer], memory.stage[layer]
     if stage != running:
         if running == 0.0:
             hold(layer, cache, cache.prior[layer])
@@ -32,7 +41,7 @@ def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[n
             hold(layer, cache, tokens)
         for expert in range(cache.num_experts[layer]):
             tokens[expert] = 0.0
-        memory[STAGE, layer, 0] = stage
+        memory.stage[layer] = stage
     if stage > PROMPT:
         for i in range(step.expert.size):
             tokens[step.expert[i]] += step.count[i]
@@ -45,5 +54,5 @@ class LastStage(Retention):
     needs = frozenset({"order", "stages", "calibration"})
     observe = observe
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (2, layers, experts)
+    def memory(self, layers: int, experts: int) -> Finished:
+        return Finished(tokens=np.zeros((layers, experts)), stage=np.zeros(layers))

@@ -14,26 +14,37 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import OBSERVE, Cache, Step, kernel
-from oled.policies.part import Retention
+import numpy as np
 
-ENTERED, TOUCHED, FORWARD = 0, 1, 2
+from oled.policies.interface import OBSERVE, Cache, Step
+from oled.policies.kernel import Memory, kernel
+from oled.policies.part import Retention
+from oled.policies.struct import Matrix, Mutable
+
 TURN = 2.0**26
 """One layer-step in a score; below it the order of entry."""
 
 
+class Turns(Memory):
+    """When experts entered, and which the running forward has touched."""
+
+    entered: Matrix[np.float64]  # [L, E] clock of the first use since; 0: not on the GPU
+    touched: Matrix[np.float64]  # [L, E] 1 if used in the running forward
+    forward: Mutable[float] = 0.0  # the running forward + 1
+
+
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+def observe(step: Step, cache: Cache, memory: Turns, params: LeastStale) -> None:
     layers = cache.num_experts.size
-    touched = memory[TOUCHED]
-    if memory[FORWARD, 0, 0] != 1.0 + step.forward:  # a new forward has touched nothing yet
-        memory[FORWARD, 0, 0] = 1.0 + step.forward
+    touched = memory.touched
+    if memory.forward != 1.0 + step.forward:  # a new forward has touched nothing yet
+        memory.forward = 1.0 + step.forward
         for layer in range(layers):
             for expert in range(cache.num_experts[layer]):
                 cache.score[layer, expert] -= touched[layer, expert] * layers * TURN
                 touched[layer, expert] = 0.0
     layer = step.layer
-    entered, next_turn = memory[ENTERED, layer], float(step.clock + layers)
+    entered, next_turn = memory.entered[layer], float(step.clock + layers)
     for expert in range(cache.num_experts[layer]):
         if cache.resident[layer, expert] == 0:
             entered[expert] = 0.0
@@ -54,5 +65,6 @@ class LeastStale(Retention):
     needs = frozenset({"order"})
     observe = observe
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (3, layers, experts)
+    def memory(self, layers: int, experts: int) -> Turns:
+        shape = (layers, experts)
+        return Turns(entered=np.zeros(shape), touched=np.zeros(shape))

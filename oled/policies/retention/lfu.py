@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import OBSERVE, Cache, Step, kernel
+import numpy as np
+
+from oled.policies.interface import OBSERVE, Cache, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Retention
+from oled.policies.struct import Vector
+
+
+class Age(Memory):
+    """Forwards since the counts were last decayed."""
+
+    forwards: Vector[np.float64]  # [L]
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    decay, period = params[0], params[1]
-    if decay < 1.0:
-        memory[0, step.layer, 0] += 1.0
-        if memory[0, step.layer, 0] >= period:
-            memory[0, step.layer, 0] = 0.0
+def observe(step: Step, cache: Cache, memory: Age, params: Lfu) -> None:
+    if params.decay < 1.0:
+        memory.forwards[step.layer] += 1.0
+        if memory.forwards[step.layer] >= params.period:
+            memory.forwards[step.layer] = 0.0
             for expert in range(cache.num_experts[step.layer]):
-                cache.score[step.layer, expert] *= decay
+                cache.score[step.layer, expert] *= params.decay
     for i in range(step.expert.size):
         cache.score[step.layer, step.expert[i]] += 1.0
 
@@ -43,5 +52,5 @@ class Lfu(Retention):
                 "decay must lie in [0, 1] and period be at least 1 forward"
             )
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (1, layers, 1)
+    def memory(self, layers: int, experts: int) -> Age:
+        return Age(forwards=np.zeros(layers))

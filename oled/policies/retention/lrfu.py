@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-from numpy.typing import NDArray
-
-from oled.policies.interface import OBSERVE, Cache, Step, kernel
+from oled.policies.interface import OBSERVE, Cache, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Retention
+from oled.policies.struct import Struct
+
+
+class Fading(Struct):
+    """What the kernel needs of the rate."""
+
+    fading: float  # of a score, each layer-step
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    fading = params[0]
+def observe(step: Step, cache: Cache, memory: NoMemory, params: Fading) -> None:
     for expert in range(cache.num_experts[step.layer]):
-        cache.score[step.layer, expert] *= fading
+        cache.score[step.layer, expert] *= params.fading
     for i in range(step.expert.size):
         cache.score[step.layer, step.expert[i]] += 1.0
 
@@ -43,5 +47,5 @@ class Lrfu(Retention):
         if not 0.0 <= self.rate <= 1.0:
             raise ValueError(f"rate is {self.rate}; it must lie in [0, 1]")
 
-    def params(self) -> NDArray[np.float64]:
-        return np.array([0.5**self.rate])
+    def params(self) -> Fading:
+        return Fading(fading=0.5**self.rate)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import OBSERVE, Cache, Step, kernel
+from oled.policies.interface import OBSERVE, Cache, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Retention
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+def observe(step: Step, cache: Cache, memory: NoMemory, params: Lru) -> None:
     for i in range(step.expert.size):
         cache.score[step.layer, step.expert[i]] = step.clock
 

@@ -16,17 +16,25 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from oled._jit import inner_njit
-from oled.policies.interface import OBSERVE, Cache, Step, kernel
+from oled._jit import jitable
+from oled.policies.interface import OBSERVE, Cache, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Retention
+from oled.policies.struct import Vector
+
+
+class Scratch(Memory):
+    """Room to rank scores."""
+
+    values: Vector[np.float64]  # [E]
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    alpha, top, per_active = params[0], params[1], params[2]
+def observe(step: Step, cache: Cache, memory: Scratch, params: Mrs) -> None:
+    alpha = params.alpha
     experts = cache.num_experts[step.layer]
-    kept = min(int(max(top, per_active * step.expert.size)), experts)
-    values = memory[0, 0]
+    kept = min(int(max(params.top, params.per_active * step.expert.size)), experts)
+    values = memory.values
     for expert in range(experts):
         values[expert] = step.scores[expert]
     border = highest(values, experts, kept)
@@ -44,7 +52,7 @@ def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[n
         cache.score[step.layer, expert] = score
 
 
-@inner_njit
+@jitable
 def highest(values: NDArray[np.float64], n: int, rank: int) -> float:
     """The `rank`-th highest (1: the maximum) of the first `n` values; permutes them."""
     left, right, wanted = 0, n - 1, rank - 1
@@ -94,5 +102,5 @@ class Mrs(Retention):
                 "top must be at least 1 and per_active not negative"
             )
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (1, 1, experts)
+    def memory(self, layers: int, experts: int) -> Scratch:
+        return Scratch(values=np.zeros(experts))

@@ -20,19 +20,19 @@ from oled.policies.interface import (
     OBSERVE,
     Cache,
     Step,
-    kernel,
 )
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Retention
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    smoothing, from_logits = params[0], params[1] != 0.0
+def observe(step: Step, cache: Cache, memory: NoMemory, params: Priority) -> None:
+    smoothing = params.smoothing
     for expert in range(cache.num_experts[step.layer]):
         cache.score[step.layer, expert] *= smoothing
     for i in range(step.expert.size):
         opened = step.mass[i, GATE] - step.mass[i, GATE_MASKED]
-        if from_logits:
+        if params.opened_from_logits:
             opened = step.mass[i, CONF_OPENED]
         priority = step.mass[i, CONF_MASKED] + opened
         cache.score[step.layer, step.expert[i]] += (1.0 - smoothing) * priority

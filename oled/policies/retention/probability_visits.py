@@ -12,14 +12,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import OBSERVE, Cache, Step, kernel
+import numpy as np
+
+from oled.policies.interface import OBSERVE, Cache, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Retention
+from oled.policies.struct import Matrix
+
+
+class Visits(Memory):
+    """Uses since the expert entered the cache."""
+
+    visits: Matrix[np.float64]  # [L, E]
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
+def observe(step: Step, cache: Cache, memory: Visits, params: ProbabilityVisits) -> None:
     layer = step.layer
-    visits, experts = memory[0, layer], cache.num_experts[layer]
+    visits, experts = memory.visits[layer], cache.num_experts[layer]
     for expert in range(experts):
         if cache.resident[layer, expert] == 0:
             visits[expert] = 0.0
@@ -36,5 +46,5 @@ class ProbabilityVisits(Retention):
     needs = frozenset({"order", "scores"})
     observe = observe
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (1, layers, experts)
+    def memory(self, layers: int, experts: int) -> Visits:
+        return Visits(visits=np.zeros((layers, experts)))

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import GATE, GATE_MASKED, OBSERVE, Cache, Step, kernel
+from oled.policies.interface import GATE, GATE_MASKED, OBSERVE, Cache, Step
+from oled.policies.kernel import NoMemory, kernel
 from oled.policies.part import Retention
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    masked, smoothing = params[0], params[1]
+def observe(step: Step, cache: Cache, memory: NoMemory, params: StateGate) -> None:
+    masked, smoothing = params.masked, params.smoothing
     for expert in range(cache.num_experts[step.layer]):
         cache.score[step.layer, expert] *= smoothing
     for i in range(step.expert.size):

@@ -10,15 +10,25 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled.policies.interface import CONF_MASKED, GATE, GATE_MASKED, OBSERVE, Cache, Step, kernel
+import numpy as np
+
+from oled.policies.interface import CONF_MASKED, GATE, GATE_MASKED, OBSERVE, Cache, Step
+from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Retention
+from oled.policies.struct import Matrix
+
+
+class Activity(Memory):
+    """The slow part of the score."""
+
+    activity: Matrix[np.float64]  # [L, E]
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    weight, keep = params[0], params[1]
+def observe(step: Step, cache: Cache, memory: Activity, params: TwoTimescale) -> None:
+    weight, keep = params.weight, params.keep
     layer = step.layer
-    activity, score = memory[0, layer], cache.score[layer]
+    activity, score = memory.activity[layer], cache.score[layer]
     for expert in range(cache.num_experts[layer]):
         activity[expert] *= keep
         score[expert] = weight * activity[expert]
@@ -50,5 +60,5 @@ class TwoTimescale(Retention):
         if not 0.0 <= self.keep < 1.0:
             raise ValueError(f"keep is {self.keep}; it must lie in [0, 1)")
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (1, layers, experts)
+    def memory(self, layers: int, experts: int) -> Activity:
+        return Activity(activity=np.zeros((layers, experts)))

@@ -13,36 +13,45 @@ from __future__ import annotations
 
 import dataclasses
 
-from oled._jit import inner_njit
-from oled.policies.interface import OBSERVE, Cache, Step, kernel
-from oled.policies.part import Retention
+import numpy as np
+from numpy.typing import NDArray
 
-TOKENS, FORWARDS = 0, 1
+from oled._jit import jitable
+from oled.policies.interface import OBSERVE, Cache, Step
+from oled.policies.kernel import Memory, kernel
+from oled.policies.part import Retention
+from oled.policies.struct import Matrix, Vector
+
+
+class Window(Memory):
+    """The running window."""
+
+    tokens: Matrix[np.float64]  # [L, E]
+    forwards: Vector[np.float64]  # [L] of it so far
 
 
 @kernel(OBSERVE)
-def observe(step: Step, cache: Cache, memory, params) -> None:  # type: ignore[no-untyped-def]
-    window, swaps = params[0], int(params[1])
+def observe(step: Step, cache: Cache, memory: Window, params: Windowed) -> None:
     layer = step.layer
-    tokens = memory[TOKENS, layer]
+    tokens = memory.tokens[layer]
     for i in range(step.expert.size):
         tokens[step.expert[i]] += step.count[i]
-    memory[FORWARDS, layer, 0] += 1.0
-    if memory[FORWARDS, layer, 0] < window:
+    memory.forwards[layer] += 1.0
+    if memory.forwards[layer] < params.window:
         return
     for expert in range(cache.num_experts[layer]):
         resident = cache.resident[layer, expert] != 0
         cache.score[layer, expert] = 1.0 + tokens[expert] if resident else 0.0
-    for _ in range(swaps):
+    for _ in range(params.swaps):
         if not swap(layer, cache, tokens):
             break
     for expert in range(cache.num_experts[layer]):
         tokens[expert] = 0.0
-    memory[FORWARDS, layer, 0] = 0.0
+    memory.forwards[layer] = 0.0
 
 
-@inner_njit
-def swap(layer, cache, tokens):  # type: ignore[no-untyped-def]
+@jitable
+def swap(layer: int, cache: Cache, tokens: NDArray[np.float64]) -> bool:
     """Exchange the least busy member for the busiest other expert, if that one is busier."""
     least, most = -1, -1
     for expert in range(cache.num_experts[layer]):
@@ -79,5 +88,5 @@ class Windowed(Retention):
                 "window must be at least 1 and swaps not negative"
             )
 
-    def memory_shape(self, layers: int, experts: int) -> tuple[int, int, int]:
-        return (2, layers, experts)
+    def memory(self, layers: int, experts: int) -> Window:
+        return Window(tokens=np.zeros((layers, experts)), forwards=np.zeros(layers))
