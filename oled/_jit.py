@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -192,3 +193,11 @@ def shared_njit(function: Callable[..., Any]) -> Any:
     call.py_func = function  # type: ignore[attr-defined]
     overload(call, jit_options=_INNER, strict=False)(lambda *args: function)
     return call
+
+
+def announce_compilation() -> None:
+    """Say on stderr that the first use compiles, if this version's loop was never compiled."""
+    known = any(Path(numba.config.CACHE_DIR).rglob("replay.replay-*.nbi"))
+    if not known and not numba.config.DISABLE_JIT:
+        sys.stderr.write("oled: compiling the simulator for this machine, once (about 20 s)\n")
+        sys.stderr.flush()

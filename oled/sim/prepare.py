@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from oled._jit import announce_compilation
 from oled.errors import UserError
 from oled.hardware.costs import CostTables
 from oled.policies.composition import Composition
@@ -100,6 +101,7 @@ def replay_steps(
     calibration: Calibration | None = None,
 ) -> Replay:
     """Run one configuration. Raises UserError where the cache is below the minimum (G13)."""
+    announce_compilation()
     ready = assemble(steps, costs, composition, budget, settings, calibration)
     ready.run()
     while ready.lanes.entries == ready.lanes.log.shape[0]:  # the timeline is full: more room
