@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from oled.running.capture import Capture
-from oled.running.decode import Pass, Share
+from oled.running.decode import DecodingError, Pass, Share
 from oled.trace.schema import ForwardRecord, Phase
 
 
 def forward_records(pass_id: int, step: Pass, capture: Capture) -> list[ForwardRecord]:
     """Build one record for each request that has a share in the pass."""
     return [_record(pass_id, step.phase, share, capture) for share in step.shares]
+
+
+def refuse_non_finite_weights(forward: int, record: ForwardRecord) -> None:
+    """Raise DecodingError where an applied gate weight of this forward is NaN or infinite."""
+    wrong = np.argwhere(~np.isfinite(record.weights))
+    if len(wrong):
+        row, token, slot = wrong[0]
+        place = f" ({record.phase.name.lower()}), position {record.positions[token]}"
+        problem = (
+            f"the router of layer {record.layers[row]} gives the weight "
+            f"{record.weights[row, token, slot]}: check the checkpoint, or compute in a wider type "
+            f"(model.dtype=float32)"
+        )
+        raise DecodingError(record.request, forward, place, problem)
 
 
 def _record(pass_id: int, phase: Phase, share: Share, capture: Capture) -> ForwardRecord:

@@ -15,8 +15,8 @@ from oled.altered.reroute import Reroute, RouteChange
 from oled.errors import UserError
 from oled.record.overhead import hook_overhead
 from oled.record.provenance import manifest_of
-from oled.record.records import forward_records
-from oled.running.decode import Decoding, Pass, Request, Speculative
+from oled.record.records import forward_records, refuse_non_finite_weights
+from oled.running.decode import Decoding, DecodingError, Pass, Request, Speculative
 from oled.running.decode.batch import ignore_pass
 from oled.running.loading import LoadedModel
 from oled.running.prompts import Prompt, check_requests, tokenize, uses_template
@@ -64,9 +64,12 @@ class _Tally:
 
     def decode(self, steps: Iterable[Pass], recorder: Recorder, writer: TraceWriter) -> None:
         """Run a batch to its end and append its records."""
-        start = time.perf_counter()
+        start, forward = time.perf_counter(), 0
         for step in steps:
             records = forward_records(self.passes, step, recorder.take(step.num_tokens))
+            for offset, one in enumerate(records):
+                refuse_non_finite_weights(forward + offset, one)
+            forward += len(records)
             before = time.perf_counter()
             for one in records:
                 writer.append(one)
@@ -106,7 +109,7 @@ def record(
     template, None: where the tokenizer has one. What is drawn at random for request i starts from
     `seed` + i. Under `reroute` the model follows that rule, and the trace holds the changed routes.
     A failure leaves a partial trace. Raises UserError for settings, prompts and models that do not
-    go together.
+    go together, DecodingError for a model whose output is not finite or decides nothing.
     """
     _check(batch_size, horizons, score_width)
     if isinstance(decode, Speculative):
@@ -132,9 +135,10 @@ def record(
         threads_for(loaded.model),
         TraceWriter(out, manifest, rows_per_part=rows_per_part) as writer,
     ):
-        hooks = hook_overhead(loaded.model, settings, batches[0], recorder)
         _decode_all(loaded.model, settings, batches, recorder, rerouting, writer, tally)
         tally.close(writer)
+        # last: where decoding fails, the forwards before the failure have been recorded
+        hooks = hook_overhead(loaded.model, settings, batches[0], recorder)
     plain = (tally.seconds - tally.write_seconds) / (1 + hooks)
     return RecordReport(
         path=Path(out),
@@ -160,9 +164,14 @@ def _decode_all(
     """Decode batch after batch under the recorder's hooks, and append the records."""
     announce = ignore_pass if rerouting is None else rerouting.announce
     bar = tqdm(total=sum(map(len, batches)), unit="prompt", disable=None)
+    kept = f"{writer.path} keeps the forwards before it, as a partial trace"
     with rerouting or nullcontext(), recorder, bar:
         for batch in batches:
-            tally.decode(settings.decode(model, batch, announce), recorder, writer)
+            first = writer.num_forwards
+            try:
+                tally.decode(settings.decode(model, batch, announce), recorder, writer)
+            except DecodingError as error:
+                raise error.behind(first, kept) from None
             bar.update(len(batch))
 
 

@@ -10,6 +10,7 @@ from oled.running.decode.common import Mode
 from oled.running.decode.speculation import Drafting
 from oled.running.decode.speculative_autoregressive import SpeculativeAutoregressive
 from oled.running.decode.speculative_blocks import SpeculativeBlocks
+from oled.running.decode.watch import DecodingError
 
 Speculative = SpeculativeAutoregressive | SpeculativeBlocks
 Decoding = Autoregressive | BlockDiffusion | CanvasDiffusion | Speculative
@@ -20,6 +21,7 @@ __all__ = [
     "BlockDiffusion",
     "CanvasDiffusion",
     "Decoding",
+    "DecodingError",
     "Drafting",
     "Mode",
     "Pass",

@@ -20,6 +20,7 @@ from oled.running.decode.batch import (
 )
 from oled.running.decode.cache import CachedBatch
 from oled.running.decode.common import Mode, choose, end_tokens, refuse_canvas, require, script_of
+from oled.running.decode.watch import watch
 from oled.trace.schema import ConfidenceKind, Phase
 
 
@@ -60,7 +61,16 @@ class Autoregressive:
         """Decode a batch with resolved settings; yield after every run of the model."""
         if self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
-        rows = [self._row(request, self.eos_ids) for request in requests]
+        return watch(self._passes(self.eos_ids, model, requests, announce))
+
+    def _passes(
+        self,
+        eos_ids: tuple[int, ...],
+        model: PreTrainedModel,
+        requests: Sequence[Request],
+        announce: Announce,
+    ) -> Iterator[Pass]:
+        rows = [self._row(request, eos_ids) for request in requests]
         longest = max(row.prompt_length for row in rows)
         batch = CachedBatch(model, [longest - row.prompt_length for row in rows], block_length=1)
         phase = Phase.PREFILL
@@ -79,7 +89,7 @@ class Autoregressive:
                 if not row.finished:
                     share.confidence[-1], share.accepted[-1] = confidence[index], True
                     row.write(np.array([stop]), choice[index : index + 1])
-                    produced = row.deliver(self.eos_ids)
+                    produced = row.deliver(eos_ids)
                     share = replace(
                         share,
                         written=row.written(np.array([stop])),

@@ -13,6 +13,7 @@ from oled.errors import UserError
 from oled.running.decode.batch import Announce, Pass, Request, Row, Share, columns_of, ignore_pass
 from oled.running.decode.cache import CachedBatch
 from oled.running.decode.common import Mode, choose, end_tokens, refuse_canvas, require, script_of
+from oled.running.decode.watch import watch
 from oled.trace.schema import ConfidenceKind, Phase
 from oled.types import Bools, Floats, Ints
 
@@ -77,7 +78,8 @@ class BlockDiffusion:
         announce: Announce = ignore_pass,
     ) -> Iterator[Pass]:
         """Decode a batch with resolved settings; yield after every run of the model."""
-        return BlockLoop(self, *self.resolved(), model, requests, announce).passes()
+        loop = BlockLoop(self, *self.resolved(), model, requests, announce)
+        return watch(loop.passes(), most=loop.length, must_open=True)
 
     def resolved(self) -> tuple[int, BlockIds]:
         """Return block length and token ids. Raises ValueError before `resolve`."""

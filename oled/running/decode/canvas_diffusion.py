@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -21,6 +22,7 @@ from oled.running.decode.batch import Announce, Pass, Request, Row, Share, colum
 from oled.running.decode.cache import CachedCanvases
 from oled.running.decode.canvas import Canvases, Rules
 from oled.running.decode.common import canvas_length, choose, end_tokens, require
+from oled.running.decode.watch import watch
 from oled.trace.schema import ConfidenceKind, Phase
 from oled.types import Floats
 
@@ -93,7 +95,8 @@ class CanvasDiffusion:
         """Decode a batch with resolved settings; yield after every run of the model."""
         if self.canvas_length is None or self.eos_ids is None:
             raise ValueError("resolve() the settings before decoding")
-        return _Loop(self, self.canvas_length, self.eos_ids, model, requests, announce).passes()
+        loop = _Loop(self, self.canvas_length, self.eos_ids, model, requests, announce)
+        return watch(loop.passes(), most=self.max_denoising_steps)
 
 
 class _Loop:
@@ -183,6 +186,8 @@ class _Loop:
 
     def _redraw(self, row: Row, share: Share, scores: Tensor, step: int) -> Share:
         """Return a row's share with what a pass over its canvas accepted and decided."""
+        if not np.isfinite(share.confidence).all():
+            return share  # nothing can be drawn from it: the watch ends the decoding
         drawn = self.canvases[share.request].step(scores)
         fresh = drawn.fresh.cpu().numpy()
         self.confidence[share.request] = share.confidence

@@ -23,6 +23,7 @@ from oled.running.decode.batch import Announce, Pass, Request, Row, Share, ignor
 from oled.running.decode.cache import CachedBatch
 from oled.running.decode.common import Mode, choose
 from oled.running.decode.speculation import Drafting, VerifySet, refuse_batches
+from oled.running.decode.watch import watch
 from oled.running.drafting import Draft
 from oled.trace.schema import Phase, TokenState
 from oled.types import Ints
@@ -60,7 +61,7 @@ class SpeculativeAutoregressive(Autoregressive):
             raise ValueError("resolve() the settings before decoding")
         refuse_batches(requests)
         (request,) = requests
-        return _Loop(self, self.eos_ids, model, request, announce).passes()
+        return watch(_Loop(self, self.eos_ids, model, request, announce).passes())
 
 
 def tokens_accepted(drafted: Sequence[int], written: Sequence[int]) -> int:

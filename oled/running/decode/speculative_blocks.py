@@ -24,6 +24,7 @@ from oled.running.decode.batch import Announce, Pass, Request, Row, Share, ignor
 from oled.running.decode.block_diffusion import BlockDiffusion, BlockIds, BlockLoop
 from oled.running.decode.common import choose
 from oled.running.decode.speculation import Drafting, VerifySet, refuse_batches
+from oled.running.decode.watch import watch
 from oled.running.drafting import Draft
 from oled.trace.schema import Phase, TokenState
 from oled.types import Bools, Floats, Ints
@@ -51,7 +52,8 @@ class SpeculativeBlocks(BlockDiffusion):
     ) -> Iterator[Pass]:
         """Decode one prompt with resolved settings; yield after every run of the model."""
         refuse_batches(requests)
-        return SpeculativeLoop(self, *self.resolved(), model, requests, announce).passes()
+        loop = SpeculativeLoop(self, *self.resolved(), model, requests, announce)
+        return watch(loop.passes(), most=loop.length, must_open=True)
 
 
 class State(NamedTuple):
@@ -123,6 +125,8 @@ class SpeculativeLoop(BlockLoop):
             if not kept:
                 return
             state, opened = self._step(row, state, confidence, choice)
+            if not opened.any():
+                return  # no further state to draft
             reached = float(confidence[opened].min())
 
     def _verify(self, row: Row, base: Share, states: Sequence[State]) -> Share:
