@@ -43,6 +43,7 @@ from sources import (
     save_safetensors,
     save_stat,
     sglang_response,
+    token_arrays,
     token_record,
     vllm_response,
     write_json,
@@ -127,6 +128,7 @@ def recordings() -> list[tuple[str, dict[str, Any], Files]]:
         ("router_logits", FACTS, lambda p: torch.save(tuples, p / "a.pt")),
         ("router_logits", FACTS, lambda p: np.savez_compressed(p / "a.npz", **logits)),
         ("router_logits", FACTS, lambda p: save_safetensors(p / "a.safetensors", logits, "F32")),
+        ("token_arrays", {"expert_bytes": 9}, lambda p: np.savez(p / "a.npz", **token_arrays())),
         ("bigmoeonedge", {}, lambda p: (p / "a.csv").write_text(route)),
         ("cacheable_by_design", {}, lambda p: np.savez(p / "a.npz", experts=text, meta=meta)),
     ]  # fmt: skip

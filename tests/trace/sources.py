@@ -98,6 +98,23 @@ def routed(
     return ids
 
 
+def token_arrays(**changes: Any) -> dict[str, Any]:
+    """Two requests of 3 + 2 and 1 + 2 tokens in layers 1 and 3; None leaves an array out."""
+    rng = np.random.default_rng(0)
+    share = rng.random((8, 2, 1)).astype(np.float32) / 2
+    arrays = {
+        "ids": routed(rng, 8, layers=2, dense=0).astype(np.int16),
+        "start": np.array([0, 5, 8]),
+        "layers": np.array([1, 3], dtype=np.int16),
+        "n_experts": np.int64(EXPERTS),
+        "phase": np.array([0, 0, 0, 1, 1, 0, 1, 1], dtype=np.uint8),
+        "w": np.concatenate([1 - share, share], axis=2),
+        "meta": np.array(json.dumps({"model": "toy", "prompts": [{}, {}]})),
+        **changes,
+    }
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
 def sglang_response(ids: np.ndarray[Any, Any], prompt: int) -> dict[str, Any]:
     """A response of /generate with return_routed_experts."""
     return {

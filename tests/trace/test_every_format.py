@@ -19,6 +19,7 @@ from sources import (
     save_dump,
     save_stat,
     sglang_response,
+    token_arrays,
     token_record,
     vllm_response,
     write_json,
@@ -75,6 +76,11 @@ def vllm_json(folder: Path) -> Made:
     return write_json(folder / "r.json", response), dict(FACTS)
 
 
+def by_token(folder: Path, **changes: Any) -> Made:
+    np.savez(folder / "r.npz", **token_arrays(**changes))
+    return folder / "r.npz", {"expert_bytes": 1000}
+
+
 def bigmoeonedge(folder: Path) -> Made:
     (folder / "r.csv").write_text(HEADER + ROWS)
     return folder / "r.csv", {}
@@ -112,6 +118,11 @@ SOURCES: dict[str, tuple[str, Callable[[Path], Made]]] = {
         lambda folder: array(folder, prompt=4),
     ),
     "`vllm_routed_experts`, response": ("vllm_routed_experts", vllm_json),
+    "`token_arrays`": ("token_arrays", by_token),
+    "`token_arrays` without `w` and `phase`": (
+        "token_arrays",
+        lambda folder: by_token(folder, w=None, phase=None),
+    ),
     "`bigmoeonedge`": ("bigmoeonedge", bigmoeonedge),
     "`cacheable_by_design`": ("cacheable_by_design", cacheable),
     "`llama_cpp`": ("llama_cpp", llama_cpp),

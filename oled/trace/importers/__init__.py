@@ -16,6 +16,7 @@ from oled.trace.importers import (
     router_logits,
     sglang_dump,
     sglang_routed_experts,
+    token_arrays,
     vllm_routed_experts,
 )
 from oled.trace.importers.source import LACKS, Format, Source
@@ -29,6 +30,7 @@ IMPORTERS: dict[str, Format] = {
         sglang_dump,
         sglang_routed_experts,
         vllm_routed_experts,
+        token_arrays,
         bigmoeonedge,
         cacheable_by_design,
         llama_cpp,

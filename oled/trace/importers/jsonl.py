@@ -20,6 +20,7 @@ from oled.trace.importers.arrays import damage
 from oled.trace.importers.facts import FACTS, Facts
 from oled.trace.importers.records import plain_record, row_tokens
 from oled.trace.importers.source import Format, Source, provenance
+from oled.trace.importers.weights import WEIGHTS, weight_kind
 from oled.trace.limits import require_memory
 from oled.trace.manifest import Gap, Kept
 from oled.trace.options import Options
@@ -30,10 +31,9 @@ NAME = "jsonl"
 LACKS = ("confidence", "requests", "phases", "token_ids")
 OPTIONS = {
     **FACTS,
-    "weights": "auto, none, sum_one, unnormalised, softmax_selected, or their sum as 2.5 (auto)",
+    **WEIGHTS,
     "gaps": "true: tokens without a row of some layer are meant so (false)",
 }
-TOLERANCE = 4e-3
 MAX_LINE = 1 << 20
 BLOCK = 1 << 15  # lines that are turned into arrays at once
 
@@ -71,7 +71,7 @@ def read(path: Path, options: Options) -> Source:
             f"{path}: token {tokens[token]} has no line of layer {layers[at]}: cut off? "
             f"gaps=true takes it as it is"
         )
-    kind, total = _weight_kind(path, options, rows)
+    kind, total = weight_kind(path, options, rows.weights, "the lines have no gate_weights")
     lacks = LACKS if kind is not WeightKind.NONE else ("weights", *LACKS)
     about = provenance(NAME, path)
     manifest = facts.manifest(geometry, about, lacks, weight_kind=kind, weight_sum=total, gaps=gaps)
@@ -173,21 +173,6 @@ def _sorted(path: Path, rows: _Rows) -> _Rows:
         )
     weights = None if rows.weights is None else rows.weights[order]
     return _Rows(layer, token, rows.ids[order], weights)
-
-
-def _weight_kind(path: Path, options: Options, rows: _Rows) -> tuple[WeightKind, float | None]:
-    """Return the kind that was named; by default what the sums show."""
-    asked = options.text("weights") or "auto"
-    if asked == WeightKind.NONE or (asked == "auto" and rows.weights is None):
-        return WeightKind.NONE, None
-    if rows.weights is None:
-        raise TraceError(f"{path}: weights={asked}, but the lines have no gate_weights")
-    if asked == "auto":
-        ones = np.abs(rows.weights.sum(axis=1, dtype=np.float64) - 1) <= TOLERANCE
-        return (WeightKind.SUM_ONE if ones.all() else WeightKind.UNNORMALISED), None
-    if asked in (WeightKind.SUM_ONE, WeightKind.UNNORMALISED, WeightKind.SOFTMAX_SELECTED):
-        return WeightKind(asked), None
-    return WeightKind.SCALED_SUM, options.number("weights")
 
 
 def _records(

@@ -8,21 +8,18 @@ tokens only gets a declared gap. With k = 1 a zero is a zero: dense layers must 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled.trace.errors import TraceError
 from oled.trace.importers.facts import FACTS, Facts
-from oled.trace.importers.records import chunks, plain_record, row_tokens
+from oled.trace.importers.request_rows import Ids, RequestRows, gaps_of, records_of
 from oled.trace.importers.source import Source, provenance
-from oled.trace.manifest import Gap, Kept
 from oled.trace.options import Options
-from oled.trace.schema import NO_EXPERT, ForwardRecord, Phase
+from oled.trace.schema import NO_EXPERT
 from oled.types import Bools, Ints
 
 LACKS = ("weights", "confidence", "passes")
@@ -30,8 +27,6 @@ OPTIONS = {
     **FACTS,
     "prompt": "tokens of the prompt, where the file does not say; else every token is a forward",
 }
-
-Ids = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +59,7 @@ def source_of(name: str, path: Path, requests: Sequence[Routes], options: Option
     geometry = facts.geometry(tuple(layers[moe].tolist()), top_k, num_layers=len(layers))
     prompt = options.integer("prompt")
     plans = [
-        _Plan.of(routes, cube, there, prompt)
+        _rows_of(routes, cube, there, prompt)
         for routes, cube, there in zip(requests, ids, present, strict=True)
     ]
     lost = sum(int((~there.any(axis=1)).sum()) for there in present)
@@ -76,9 +71,9 @@ def source_of(name: str, path: Path, requests: Sequence[Routes], options: Option
         {**provenance(name, path), "unwritten_tokens": lost},
         lacks,
         decode={"mode": "autoregressive"},
-        gaps=tuple(_gaps(plans, geometry.moe_layers)),
+        gaps=tuple(gaps_of(plans, geometry.moe_layers, "rows that the engine never wrote")),
     )
-    return Source(manifest, _records(plans, np.array(geometry.moe_layers)))
+    return Source(manifest, records_of(plans, np.array(geometry.moe_layers)))
 
 
 def _validated(path: Path, routes: Routes) -> Ids:
@@ -166,66 +161,15 @@ def _refuse_half_rows(
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Plan:
-    """A request's tokens, and how they become forwards."""
-
-    ids: Ids  # [T, L, k], NO_EXPERT for unused slots
-    present: Bools  # [T, L]
-    positions: Ints  # [T]
-    prompt: int | None  # the first so many are the prompt
-    token_ids: Ints | None  # [T]
-
-    @classmethod
-    def of(cls, routes: Routes, ids: Ids, present: Bools, prompt: int | None) -> _Plan:
-        """Plan a request without the tokens that no layer has rows for."""
-        kept = np.flatnonzero(present.any(axis=1))
-        prompt = routes.prompt if routes.prompt is not None else prompt
-        tokens = None
-        if routes.token_ids is not None and len(routes.token_ids) >= len(ids):
-            tokens = np.array(routes.token_ids[: len(ids)], dtype=np.int64)[kept]
-        first = None if prompt is None else int((kept < prompt).sum())
-        return cls(ids[kept], present[kept], kept + routes.context, first, tokens)
-
-    def forwards(self) -> Iterator[tuple[Phase, int, int]]:
-        """Yield phase and range of tokens of each forward."""
-        prompt = self.prompt or 0
-        for begin, end in chunks(0, prompt):
-            yield Phase.PREFILL, begin, end
-        for token in range(prompt, len(self.ids)):
-            yield Phase.DECODE, token, token + 1
-
-
-def _gaps(plans: Sequence[_Plan], layers: tuple[int, ...]) -> Iterator[Gap]:
-    for phase in (Phase.PREFILL, Phase.DECODE):
-        missing = np.zeros(len(layers), dtype=bool)
-        for plan in plans:
-            prompt = plan.prompt or 0
-            rows = plan.present[:prompt] if phase is Phase.PREFILL else plan.present[prompt:]
-            missing |= ~rows.all(axis=0)
-        for place in np.flatnonzero(missing):
-            yield Gap(layers[place], phase, Kept.SOME, "rows that the engine never wrote")
-
-
-def _records(plans: Sequence[_Plan], layers: Ints) -> Iterator[ForwardRecord]:
-    pass_id = 0
-    for request, plan in enumerate(plans):
-        for phase, begin, end in plan.forwards():
-            here = slice(begin, end)
-            ends_prompt = phase is Phase.PREFILL and end == plan.prompt
-            accepted = np.zeros(end - begin, dtype=np.uint8)
-            accepted[-1] = phase is Phase.DECODE or ends_prompt  # the token chosen after the last
-            yield plain_record(
-                pass_id,
-                phase,
-                layers,
-                plan.ids[here].swapaxes(0, 1),
-                request=request,
-                positions=plan.positions[here],
-                token_ids=None if plan.token_ids is None else plan.token_ids[here],
-                context=int(plan.positions[begin]),
-                accepted=accepted,
-                produced=int(phase is Phase.DECODE),
-                row_tokens=row_tokens(plan.present[here].T),
-            )
-            pass_id += 1
+def _rows_of(routes: Routes, ids: Ids, present: Bools, prompt: int | None) -> RequestRows:
+    """Return a request's rows; what its file says of the prompt comes before the option."""
+    tokens = None
+    if routes.token_ids is not None and len(routes.token_ids) >= len(ids):
+        tokens = np.array(routes.token_ids[: len(ids)], dtype=np.int64)
+    return RequestRows.of(
+        ids,
+        present,
+        prompt=prompt if routes.prompt is None else routes.prompt,
+        token_ids=tokens,
+        context=routes.context,
+    )

@@ -20,6 +20,7 @@ LACKS = {
     "requests": "which request a token belongs to; all are request 0",
     "passes": "which requests shared a model pass; they stand one after the other",
     "phases": "whether a forward was prefill or decoding; all count as decoding",
+    "prefill": "the prompts' forwards; a request begins with its first generated token",
     "tokens": "which experts one token had together; only each expert's number of tokens is true",
     "token_ids": "the tokens themselves",
     "positions": "places in the text; tokens are counted from 0",
