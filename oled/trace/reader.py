@@ -147,13 +147,28 @@ def partial_message(folder: Path, manifest: Manifest) -> str:
     forwards = sum(part.rows for part in kept)
     lost = unlisted_files(folder, {part.file for part in manifest.parts})
     broken = f"; {some(lost)} never closed" if lost else ""
+    planned = f" of {len(manifest.prompts)} planned requests" if manifest.prompts else ""
     if not forwards:
-        return f"{folder}: the trace is partial and holds no closed part{broken}. Record again"
+        none = f", none{planned}" if planned else ""
+        return (
+            f"{folder}: the trace is partial and holds no closed part{none}{broken}. Record again"
+        )
     return (
         f"{folder}: the trace is partial: {len(kept)} closed parts hold forwards 0 to "
-        f"{forwards - 1}{broken}; everything from forward {forwards} on is lost. Record again, or "
-        f"use what is left with allow_partial=true"
+        f"{forwards - 1}{_done(folder, manifest, planned)}{broken}; everything from forward "
+        f"{forwards} on is lost. Record again, or use what is left with allow_partial=true"
     )
+
+
+def _done(folder: Path, manifest: Manifest, planned: str) -> str:
+    """Say how many requests the closed parts hold; nothing where they can not be read."""
+    try:
+        requests = np.unique(read_columns(folder, manifest, FORWARDS, ["request"])["request"])
+    except TraceError:
+        return ""
+    batch = manifest.decode.get("batch_size")
+    cut = "the last may be cut off" if batch in (None, 1) else f"the last {batch} may be cut off"
+    return f", {len(requests)}{planned or ' requests'} ({cut})"
 
 
 def some(names: Sequence[str], limit: int = 5) -> str:

@@ -23,6 +23,7 @@ class Expected:
 
     tokens: Ints  # [F]
     phase: Ints  # [F]
+    request: Ints  # [F]
     token_offsets: Ints  # [F+1]
     pad: Bools  # [tokens]
 

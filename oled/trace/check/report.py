@@ -62,8 +62,8 @@ RULES: dict[str, tuple[str, str]] = {
         "a buffer was not written: record again",
     ),
     "no_expert": (
-        "a row names at least one expert",
-        "a buffer was not written: record again",
+        "a row that names no expert, as a token that was routed nowhere, has no weights",
+        "the ids were not captured: record again, or write weights of zero",
     ),
     "weight_finite": (
         "weights are finite and not negative",
@@ -118,11 +118,14 @@ class Report:
     status: str
     findings: tuple[Finding, ...]  # the first few of each rule
     breaches: dict[str, int]  # all of them, by rule
+    requests: int = 0
+    planned_requests: int | None = None  # None: the trace does not say
     forwards: int = 0
     tokens: int = 0
     routing_rows: int = 0
     pad_tokens: int = 0
     notes: tuple[str, ...] = ()  # no faults, but worth knowing: gaps, what the source lacks
+    warnings: tuple[str, ...] = ()  # no rule is broken, but the capture is likely wrong
 
     @property
     def ok(self) -> bool:
@@ -132,7 +135,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return what `oled check --json` prints."""
         findings = [{**asdict(finding), "advice": finding.advice} for finding in self.findings]
-        return {**asdict(self), "ok": self.ok, "findings": findings, "notes": list(self.notes)}
+        said = {"notes": list(self.notes), "warnings": list(self.warnings)}
+        return {**asdict(self), "ok": self.ok, "findings": findings, **said}
 
     def lines(self) -> list[str]:
         """Return the findings, then one line of summary, for people."""
@@ -142,9 +146,15 @@ class Report:
             if count > shown:
                 lines.append(f"… and {count - shown} more [{rule}]")
         lines += [f"note: {note}" for note in self.notes]
+        lines += [f"warning: {warning}" for warning in self.warnings]
         pads = f" ({self.pad_tokens} pads)" if self.pad_tokens else ""
         size = f"{self.forwards} forwards, {self.tokens} tokens{pads}, {self.routing_rows} rows"
         verdict = "whole" if self.ok else f"{sum(self.breaches.values())} breaches"
+        if self.warnings:
+            count = len(self.warnings)
+            verdict += f", but look at {count} warning{'s' if count > 1 else ''} first"
+        if self.status == "partial" and self.planned_requests is not None:
+            size = f"{self.requests} of {self.planned_requests} requests, {size}"
         lines.append(f"{self.path}: {self.status}, {size}: {verdict}")
         return lines
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from oled.trace.check.counts import Expected, RowCounts
 from oled.trace.check.report import Collector, Finding, RowGroup
+from oled.trace.check.suspects import Suspects
 from oled.trace.files import Columns, row_groups
 from oled.trace.manifest import Manifest, Part
 from oled.trace.schema import NO_EXPERT, Phase
@@ -34,6 +35,7 @@ class RoutingCheck:
         self._captured = np.zeros(layers, dtype=bool)
         self._rows_of_layer = np.zeros(layers, dtype=np.int64)
         self._counts = RowCounts(manifest, expected, found)
+        self.suspects = Suspects(manifest, expected.request)
         self._previous = -1  # sort key of the last row
         self.rows = 0
 
@@ -67,11 +69,13 @@ class RoutingCheck:
             self._counts.give_up()
         self._counts.add(forward[inside], place[inside], token[inside])
         self._check_ids(rows, ids, place)
+        self.suspects.add(forward[inside], place[inside], token[inside], ids[inside])
         if self._manifest.has_weights:
             drafted = np.zeros(len(forward), dtype=bool)
             drafted[inside] = self._expected.phase[forward[inside]] == Phase.DRAFT
             self._check_weights(rows, ids, weights, drafted)
-        filled = (((ids != 0) & (ids != NO_EXPERT)) | (weights != 0)).any(axis=1)
+        empty = (ids == NO_EXPERT).all(axis=1)  # written as such; an unwritten row is all zeros
+        filled = empty | (((ids != 0) & (ids != NO_EXPERT)) | (weights != 0)).any(axis=1)
         layers = len(self._layers)
         self._captured |= np.bincount(place[filled & inside], minlength=layers) > 0
         self._rows_of_layer += np.bincount(place[inside], minlength=layers)
@@ -94,13 +98,17 @@ class RoutingCheck:
             lambda i: f"expert {ordered[i, 1:][twice[i]][0]} occurs twice",
             lambda i: int(ordered[i, 1:][twice[i]][0]),
         )
-        rows.report(
-            "no_expert", ~used.any(axis=1), lambda i: "all slots are unused", lambda i: NO_EXPERT
-        )
 
     def _check_weights(self, rows: RowGroup, ids: ExpertIds, weights: Any, drafted: Bools) -> None:
         """Check weights and their sum; a draft executes a part of what it was routed to."""
         used = ids != NO_EXPERT
+        unnamed = ~used.any(axis=1) & (np.nan_to_num(weights) != 0).any(axis=1)
+        rows.report(
+            "no_expert",
+            unnamed,
+            lambda i: "all slots are unused, but they have weights",
+            lambda i: NO_EXPERT,
+        )
         wrong = used & ~(np.isfinite(weights) & (weights >= 0))
         rows.report(
             "weight_finite",

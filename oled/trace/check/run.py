@@ -42,7 +42,14 @@ def check(path: str | Path) -> Report:
         return Report(str(folder), "unreadable", tuple(found.findings), found.breaches)
     if manifest.status is Status.PARTIAL:
         found.add(Finding("complete", "trace.json", partial_message(folder, manifest)))
-    report = Report(str(folder), manifest.status.value, (), {}, notes=_notes(folder, manifest))
+    report = Report(
+        str(folder),
+        manifest.status.value,
+        (),
+        {},
+        planned_requests=len(manifest.prompts) or None,
+        notes=_notes(folder, manifest),
+    )
     if _check_files(folder, manifest, found):
         try:
             report = _check_tables(folder, manifest, found, report)
@@ -96,17 +103,28 @@ def _check_tables(folder: Path, manifest: Manifest, found: Collector, report: Re
     tokens = read_columns(folder, manifest, TOKENS)
     rows = len(tokens["token"])
     pad = tokens["state"] == TokenState.PAD
-    report = replace(report, forwards=len(counts), tokens=rows, pad_tokens=int(pad.sum()))
+    report = replace(
+        report,
+        requests=len(np.unique(forwards["request"])),
+        forwards=len(counts),
+        tokens=rows,
+        pad_tokens=int(pad.sum()),
+    )
     if rows != offsets[-1]:
         text = f"{rows} token rows, but the forwards add up to {offsets[-1]} tokens"
         found.add(Finding("numbering", TOKENS, text))
         return report  # without these the routing rows can not be judged
     check_tokens(tokens, forwards, offsets, manifest, locator(parts[TOKENS]), found)
-    expected = Expected(counts, forwards["phase"], offsets, pad)
+    expected = Expected(counts, forwards["phase"], forwards["request"], offsets, pad)
     routing = RoutingCheck(folder, manifest, expected, found)
     routing.run(parts[ROUTING])
     for part in parts[PREDICTIONS]:
         check_predictions(folder, manifest, part, expected, found)
     for part in parts[SCORES]:
         check_scores(folder, manifest, part, expected, found)
-    return replace(report, routing_rows=routing.rows)
+    return replace(
+        report,
+        routing_rows=routing.rows,
+        notes=(*report.notes, *routing.suspects.notes()),
+        warnings=routing.suspects.warnings(),
+    )

@@ -82,6 +82,8 @@ def _accesses(stream: TraceStream, options: Options) -> Iterator[Accesses]:
     layers = np.array(geometry.moe_layers)
     for columns, place in active_windows(stream):
         key = (columns["forward"] << 32) | (place << 16) | columns["expert"]
+        if not len(key):
+            continue  # forwards that were routed nowhere
         if not by_token:
             key = distinct(key)
         place = (key >> 16) & 0xFFFF
