@@ -17,6 +17,15 @@ def test_check_finds_the_bundled_traces_whole(oled):
     assert json.loads(oled("check", "demo", "--json", torch=False).stdout)["ok"] is True
 
 
+@pytest.mark.parametrize("name", ["gpt_oss_20b", "qwen36_35b", "qwen3_30b_phone", "qwen3_30b_code"])
+def test_a_recording_of_a_full_size_model_is_listed_and_replayed(oled, tmp_path, name):
+    assert f"\n{name} " in oled("list", "traces", torch=False).stdout
+    done = oled("simulate", f"trace={name}", "policy=lru", "cache.slots=0.25", "out=run")
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
+    assert 0 < metrics["hit_rate"] < 1
+
+
 def test_check_names_what_is_wrong(oled, tmp_path):
     shutil.copytree(trace_path("demo"), tmp_path / "trace")
     (tmp_path / "trace" / "tokens-00000.parquet").write_bytes(b"PAR1")

@@ -18,7 +18,7 @@ from oled.hardware.profile import load_profile
 from oled.hardware.runtime import load_runtime
 from oled.parallel.system import load_system
 from oled.parallel.topology import load_topology
-from oled.paths import conf_dir, trace_path
+from oled.paths import bundled_traces, conf_dir, trace_path
 from oled.policies.composition import load_composition
 from oled.policies.files import placement_names
 from oled.sim.api import simulate
@@ -136,8 +136,8 @@ def test_every_decoding_is_instantiated(name):
     assert settings == type(settings)()
 
 
-@pytest.mark.parametrize("name", ["demo", "calibration"])
-def test_bundled_traces_are_there(name):
+@pytest.mark.parametrize("name", bundled_traces())
+def test_bundled_traces_are_options(name):
     assert (
         trace_path(composed("simulate", f"trace={name}")["trace"]["path"]) / "trace.json"
     ).is_file()
