@@ -66,8 +66,7 @@ def run_live(size: Size, folder: Path, slots: Sequence[int]) -> Live:
     slots: of SPICE's caches, for what it gives up depends on what it misses.
     """
     from oled.bundled.studies.approximated_misses import driver
-    from oled.quality.approximated import SURROGATES, Exact
-    from oled.quality.approximated import given_up as approximated
+    from oled.quality.approximated import SURROGATES, Exact, approximations
     from oled.quality.measure import quality
     from oled.record import (
         BlockDiffusion,
@@ -109,6 +108,6 @@ def run_live(size: Size, folder: Path, slots: Sequence[int]) -> Live:
         spice = load_composition("spice")
         live = driver(loaded, judged, Settings(slots=number))
         exact = exact or Exact.of(loaded, judged, decode, live)
-        found = approximated(exact, spice, live, live(spice, decode, True))
+        found = approximations(exact, spice, live, live(spice, decode, True))
         given_up[number] = found[SURROGATES].summary()
     return Live(str(plain), len(judged), str(drafted), altered, given_up)

@@ -98,8 +98,8 @@ def no_step(work: Workload) -> Step:
         mass=work.mass[:0],
         last_token=work.last_token[:0],
         next_use=work.next_use[:0],
-        scores=work.scores[0, :0],
-        coming=work.coming[0, :0],
+        scores=work.scores.reshape(-1)[:0],
+        coming=work.coming.reshape(-1)[:0],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -273,7 +274,8 @@ def test_a_full_disk_is_told_before_and_while_it_fills(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="20,480 bytes are needed, 20,479 are free"):
             ExpertFile.random(tmp_path / "e.bin", ODD, np.array([2]), 0)
 
-    def full(_: range) -> list[int]:
+    def full(rows: range) -> Iterator[int]:
+        yield rows[0]
         raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match=r"e\.bin: No space left on device"):

@@ -19,6 +19,7 @@ from oled.live.experts import move_the_rest, numbers_of, size_of_the_rest, take_
 from oled.live.kernels import compute
 from oled.live.run import Machine, live_run
 from oled.live.run_trace import run_trace
+from oled.live.store import HostStore
 from oled.models.catalogue import model_geometry
 from oled.paths import trace_path
 from oled.policies.composition import load_composition
@@ -68,11 +69,7 @@ def test_a_traces_routing_runs_with_experts_of_another_models_size():
 
 def test_what_does_not_fit_is_refused_before_the_experts_are_made(monkeypatch):
     """At LLaDA2.0-mini's size the demo's 512 experts are 3 GiB."""
-    from oled.live import run_trace as module
-
-    monkeypatch.setattr(
-        module.HostStore, "random", lambda *_: pytest.fail("experts were allocated")
-    )
+    monkeypatch.setattr(HostStore, "random", lambda *_: pytest.fail("experts were allocated"))
     mini = model_geometry("llada2_mini")
     arguments = "demo", load_composition("lru"), Settings(slots=20), *machine(), mini
     with pytest.raises(UserError, match=r"slots need 528\.0 MiB of device memory, 100\.0 MiB"):
@@ -107,7 +104,7 @@ def test_validation_of_a_foreign_profile_judges_decisions_and_outputs_only():
     assert errors["oled"] < 0.02
     assert any(label.startswith("foreign profile: rtx5090") for label in report["labels"])
     text = in_words.text(report)
-    assert "On a device: outputs count as identical" in text
+    assert "Real lanes: Outputs count as identical" in text
     assert "foreign profile: rtx5090_xeon8470q was not measured as one, this is lazy" in text
 
 
@@ -277,7 +274,7 @@ def test_oled_validate_runs_a_device_in_its_own_time(played, tmp_path, capsys):
     assert report["backend"] == "cuda"
     assert report["dilation"] == 1.0
     assert report["outputs_identical"]
-    assert "On a device: outputs count as identical" in capsys.readouterr().out
+    assert "Real lanes: Outputs count as identical" in capsys.readouterr().out
 
 
 def test_what_the_device_says_in_many_lines_is_one_line(played, tmp_path, capsys, monkeypatch):

@@ -43,6 +43,7 @@ def routing_of(forwards: list[list[Any]]) -> Routing:
         expert=np.concatenate([step.expert for step in steps]),
         tokens=np.zeros((0, 0), np.int64),
         context=np.zeros((0, 0), np.int64),
+        shares=nothing,
     )
 
 

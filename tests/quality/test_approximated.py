@@ -131,7 +131,7 @@ def test_the_model_computes_what_was_decided(bench, stand_in):
     again, heard = along(bench, run, policy(0.5), stand_in=stand_in)
     dropped = (again.plans.plans >> 2 & 3) == DROPPED
     assert 0.1 < dropped.mean() < 0.9
-    assert again.rates["dropped"] == dropped.sum()
+    assert again.rates["dropped_all"] == dropped.sum()
     layers = moe_layers(loaded.model)
     made = Surrogates.load(file, layers, "cpu")
     steps = itertools.count()

@@ -152,5 +152,5 @@ def test_a_forward_knows_the_confidences_of_the_one_before(subjects):
     assert not np.array_equal(subject.steps.mass, subject.knowing_its_own().steps.mass)
     before = simulate(subject, "oled_priority", slots=4, references=False)
     assert before.metrics["provenance"]["settings"]["confidence"] == "previous"
-    with pytest.raises(UserError, match="confidence is 'mine'; it is 'previous' or 'own'"):
+    with pytest.raises(UserError, match="confidence is 'mine'; it must be 'previous' or 'own'"):
         simulate(subjects[0], "lru", slots=4, confidence="mine")

@@ -124,7 +124,7 @@ def test_predictions_change_nothing_else(headed) -> None:
 def test_predicted_mass_is_a_share_of_each_token(headed) -> None:
     trace = headed[1]
     said = trace.predictions
-    total = np.add.reduceat(said.score.astype(np.float64), said.offsets[:-1])
+    total = np.add.reduceat(said.scores.astype(np.float64), said.offsets[:-1])
     tokens = np.diff(trace.forwards.token_offsets)[said.forward]
     drafts = said.predictor == said.names.index("spice")
     share = total[drafts] / tokens[drafts]

@@ -16,7 +16,6 @@ import dataclasses
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oled._jit import jitable
 from oled.policies.apportion import hand_out
@@ -25,8 +24,7 @@ from oled.policies.kernel import Memory, kernel
 from oled.policies.part import Allocation
 from oled.policies.struct import Matrix, Mutable, Vector
 from oled.trace.schema import Phase
-
-Floats = NDArray[np.float64]
+from oled.types import Doubles
 
 DENOISE, DECODE = int(Phase.DENOISE), int(Phase.DECODE)
 
@@ -89,7 +87,7 @@ def allocate(at: At, cache: Cache, memory: Curves, params: MarginalGain) -> None
 
 
 @jitable
-def fit_falling(values: Floats, fitted: Floats, weight: Floats, n: int) -> None:
+def fit_falling(values: Doubles, fitted: Doubles, weight: Doubles, n: int) -> None:
     """Least-squares fit of the first `n` values that never rises, by pooling adjacent violators."""
     pools = 0
     for i in range(n):
