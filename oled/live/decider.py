@@ -2,7 +2,8 @@
 
 Between two decisions the link takes from what the policy asked for and says what has crossed. That
 goes through the simulator's functions, too, and is logged: it is the only way in which decisions
-depend on time. A *turn* is one call of `begin_request`, `begin_forward`, `decide` or `finish`.
+depend on time. A *turn* is one call of `begin_request`, `begin_forward`, `decide`, `ask` or
+`finish`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from oled.sim.lanes import (
 )
 from oled.sim.parts import PARTS
 from oled.sim.prepare import Assembly
-from oled.sim.replay import decide_step
+from oled.sim.replay import ask_ahead, decide_step
 from oled.sim.requests import abandon, clear, fit_capacities, reset
 from oled.sim.staging import clear_layer, settle_landed
 from oled.sim.state import State
@@ -51,6 +52,9 @@ class Crossing(NamedTuple):
     work_ns: int  # nominal, on a link that is awake
 
 
+NOT_LANDED = -(2**62)  # of `_cross`: more pieces are to come
+
+
 @bare_njit
 def _take(lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, routed: int, room: int) -> int:
     lanes.link_ended = lanes.now  # waking the link is the backend's to add
@@ -60,19 +64,20 @@ def _take(lanes: Lanes, queue: Queue, cache: Cache, costs: Costs, routed: int, r
 @bare_njit
 def _cross(lanes: Lanes, cache: Cache, routed: int, busy_layer: int, rules: Rules) -> int:
     if not end_chunk(lanes, cache, 0):
-        return -1
+        return NOT_LANDED
     return int(settle_landed(lanes, routed, busy_layer, cache, rules))
 
 
 @functools.cache
-def _compiled() -> Callable[..., int]:
-    """Return machine code that takes its arguments as they are: numba would ask each for its type
-    at every call, which takes longer than to decide.
+def _compiled() -> tuple[Callable[..., int], Callable[..., None]]:
+    """Return `decide_step` and `ask_ahead` as machine code that takes its arguments as they are:
+    numba would ask each for its type at every call, which takes longer than to decide.
     """
-    typed = (PARTS, Step.ref, Side.ref, Lanes.ref, State.ref, types.int64, types.int64)
-    compiled: Any = bare_njit(types.int64(*typed))(decide_step)
-    entry: Callable[..., int] = compiled.overloads[typed].entry_point
-    return entry
+    deciding = (PARTS, Step.ref, Lanes.ref, State.ref, types.int64, types.int64)
+    asking = (PARTS, Step.ref, Side.ref, State.ref)
+    decide: Any = bare_njit(types.int64(*deciding))(decide_step)
+    ask: Any = bare_njit(types.void(*asking))(ask_ahead)
+    return decide.overloads[deciding].entry_point, ask.overloads[asking].entry_point
 
 
 def prefetches(ready: Assembly) -> bool:
@@ -95,9 +100,10 @@ class Decider:
         self._lanes = ready.lanes._replace(log=np.zeros((experts, 6), np.int64))
         self._lanes.recording = True  # it gets first uses only
         self._state = ready.state._replace(tally=self.tally)
-        self._parts, self._run = ready.parts, decide_step
+        self._parts, self._decide, self._ask = ready.parts, decide_step, ask_ahead
         if ready.parts.compiled:
-            self._parts, self._run = ready.parts.opaque(), _compiled()
+            self._parts = ready.parts.opaque()
+            self._decide, self._ask = _compiled()
         self._plans: list[NDArray[np.uint8]] = []
         self._orders: list[NDArray[np.int32]] = []
         self._link: list[tuple[int, int, int, int]] = []
@@ -128,16 +134,21 @@ class Decider:
         fit_capacities(ready.cache, ready.plan, self._lanes)
         return self.evicted()
 
-    def decide(self, step: Step, side: Side) -> int:
-        """Fill `ready.plan` and the queue; returns the slots that copies may take at once."""
+    def decide(self, step: Step) -> int:
+        """Fill `ready.plan`; returns the slots that copies may take at once."""
         self._lanes.entries = 0
-        slots = self._run(self._parts, step, side, self._lanes, self._state, 0, 0)
+        slots = self._decide(self._parts, step, self._lanes, self._state, 0, 0)
         active = step.expert.size
         self._plans.append(self.tally.plans[:active].copy())
         self._orders.append(self.tally.orders[:active].copy())
         self._routed, self._busy_layer = step.index, step.layer
         self.turn += 1
         return int(slots)
+
+    def ask(self, step: Step, side: Side) -> None:
+        """Fill the queue, when the policy's time for a decided layer-step is over."""
+        self._ask(self._parts, step, side, self._state)
+        self.turn += 1
 
     def finish(self, step: Step) -> None:
         """The layer-step has computed: what was staged for it leaves staging."""
@@ -161,13 +172,14 @@ class Decider:
         piece = self._pieces - int(copying.chunks)
         return Crossing(layer, expert, piece, self._pieces, int(self._lanes.link_left) // PPM)
 
-    def crossed(self) -> int:
-        """The piece has crossed. Returns -1, or if the expert has landed with it the slots that
+    def crossed(self) -> int | None:
+        """The piece has crossed. Returns None, or if the expert has landed with it the slots that
         the executing layer-step may take now in addition.
         """
         ready = self.ready
         self._link.append((self.turn, CROSSED, *self.crossing))
-        return int(_cross(self._lanes, ready.cache, self._routed, self._busy_layer, ready.rules))
+        freed = int(_cross(self._lanes, ready.cache, self._routed, self._busy_layer, ready.rules))
+        return None if freed == NOT_LANDED else freed
 
     @property
     def crossing(self) -> tuple[int, int]:

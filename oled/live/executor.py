@@ -86,15 +86,18 @@ class Executor(Hooks):
         backend.settle()
         began = time.perf_counter_ns()
         with self._prefetch_link.lock:
-            slots = self.decider.decide(step, side)
+            slots = self.decider.decide(step)
             work, more = self._work(step, ids, weight, x)
             self._prefetch_link.decided()
-        backend.wake()
         self.decide_ns[-1] += time.perf_counter_ns() - began
         if decides(step, ready.rules):
             backend.host(LOG_POLICY, ready.costs.policy_ns, step.forward, step.layer)
+        began = time.perf_counter_ns()
         with self._prefetch_link.lock:
+            self.decider.ask(step, side)
             self._prefetch_link.begin(step, work, slots + more)
+        self.decide_ns[-1] += time.perf_counter_ns() - began
+        backend.wake()
         out = backend.run(work)
         with self._prefetch_link.lock:
             self._prefetch_link.end(step, self._commit(step, work))

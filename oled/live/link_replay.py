@@ -74,7 +74,9 @@ def difference_given(
         seen = ready.side if side is None else side(at.forward)
         for index in range(work.step_offsets[at.forward], work.step_offsets[at.forward + 1]):
             step = step_of(work, index, at.forward)
-            decider.decide(step, seen)
+            decider.decide(step)
+            events.repeat(decider)
+            decider.ask(step, seen)
             events.repeat(decider)
             decider.finish(step)
             events.repeat(decider)

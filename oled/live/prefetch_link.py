@@ -36,6 +36,8 @@ class PrefetchLink:
     def next(self) -> Piece | None:
         with self.lock:
             ready, work = self._decider.ready, self._work
+            if work is not None and work.transfers.size and not work.copied:
+                return None  # the link's next job is the step's copies on demand
             room = ready.rules.staging - 1 - self.staged()
             if work is not None:
                 room = min(room, work.spare + work.vacant.qsize())
@@ -61,7 +63,7 @@ class PrefetchLink:
         with self.lock:
             layer, expert = self._decider.crossing
             work, freed = self._work, self._decider.crossed()
-            if freed < 0:
+            if freed is None:
                 return
             self._taken -= freed
             if work is None or layer != work.layer:
@@ -71,7 +73,7 @@ class PrefetchLink:
             row = int(self._store.first[layer]) + expert
             for position in work.late[work.row[work.late] == row]:
                 work.landed.put((mark, int(position)))
-            for slot in self._pool.take(freed):
+            for slot in self._pool.take(freed):  # 0 or 1: live experts have one size
                 self._granted.add(slot)
                 work.vacant.put((mark, slot))
 

@@ -3,8 +3,11 @@
 Order of events at one instant, tested: a copy lands, then the GPU ends a launch group, then the CPU
 ends, then the layer, if all have ended; only then does new work begin, demand copies before
 prefetches. So an expert that lands at the nanosecond at which the GPU falls idle belongs to the
-next group, one that lands as the routing becomes known has landed, and no prefetch slips in before
-the copies that this routing asks for.
+next group, and one that lands as the routing becomes known has landed.
+
+A decision takes the policy's time. What it decides begins when that time is over: its demand
+copies, and behind them the prefetches asked for with them. Meanwhile the link goes on with
+prefetches that an earlier layer-step asked for.
 
 Slots: a copy on demand takes a free resident slot of its layer or a staging slot. Prefetches take
 staging slots, all but one, and none begins while the layer has demand copies to begin.
@@ -113,7 +116,7 @@ def run_dense(
 def run_policy(
     lanes: Lanes, step: Step, cache: Cache, costs: Costs, queue: Queue, rules: Rules
 ) -> int:
-    """The policy's own time; returns the slots that prefetches took meanwhile."""
+    """Let the policy's own time pass; returns the slots that earlier prefetches took meanwhile."""
     if costs.policy_ns == 0:
         return 0
     now = lanes.now
@@ -155,8 +158,10 @@ def run_layer(
 ) -> None:
     """Execute one layer-step from `lanes.now`, routing known and policy time charged.
 
-    `free_slots`: slots that a copy may take at once. An active resident that is evicted frees its
-    slot when the hits have computed; a newcomer that does not stay, when its own group has.
+    `free_slots`: slots that a copy may take at once; below zero where a large expert has joined the
+    pool since the decision, and slots that become free make up for it first. An active resident
+    that is evicted frees its slot when the hits have computed; a newcomer that does not stay, when
+    its own group has.
     """
     layer, forward = step.layer, step.forward
     begin = lanes.now

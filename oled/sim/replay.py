@@ -5,7 +5,8 @@ argument that is None (numba leaves out a branch on `is not None` only where the
 
 - `replay`: parts decide, the lanes run;
 - clock replay (`oled.sim.clock_replay`): no parts, decisions are read from a `log`;
-- the live decider (`oled.live.decider`): calls `decide_step`, and lets real time pass in between;
+- the live decider (`oled.live.decider`): calls `decide_step` and, when the policy's time is over,
+  `ask_ahead`; real time passes in between;
 - decisions alone (`oled.sim.decisions`): no lanes, and nothing is booked.
 
 The same source runs compiled and in Python. Compiled, the parts of a policy arrive as function
@@ -66,9 +67,9 @@ def begin_forward(parts: Parts | None, lanes: Lanes | None, state: State, forwar
 
 @jitable
 def decide_step(
-    parts: Parts, step: Step, side: Side, lanes: Lanes, state: State, request: int, first: int
+    parts: Parts, step: Step, lanes: Lanes, state: State, request: int, first: int
 ) -> int:
-    """Decide a layer-step, book it, and ask for prefetches.
+    """Decide a layer-step and book it.
 
     `first` is where its plan is written in the tally. Returns the slots that copies may take at
     once.
@@ -77,10 +78,15 @@ def decide_step(
     slots: int = decide(parts, step, cache, costs, plan, rules)
     count_step(step, cache, plan, lanes, state.tally, request)
     write_plan(step, plan, state.tally, first)
-    if decides(step, rules):
-        memory, params = parts.memory.prefetch, parts.params.prefetch
-        parts.ask(step, cache, costs, plan, side, state.queue, memory, params)
     return slots
+
+
+@jitable
+def ask_ahead(parts: Parts, step: Step, side: Side, state: State) -> None:
+    """Ask for prefetches once the policy's time is over: its demand copies may begin by then."""
+    if decides(step, state.rules):
+        memory, params = parts.memory.prefetch, parts.params.prefetch
+        parts.ask(step, state.cache, state.costs, state.plan, side, state.queue, memory, params)
 
 
 @shared_njit
@@ -103,7 +109,7 @@ def recall(step: Step, first: int, log: Log, plan: Plan) -> int:
 def run_step(
     parts: Parts | None, log: Log | None, lanes: Lanes, state: State, index: int, forward: int
 ) -> None:
-    """Run one layer-step: dense part, decision, policy time, experts."""
+    """Run one layer-step: dense part, decision, policy time, prefetches asked for, experts."""
     step, cache, costs, plan = state.step, state.cache, state.costs, state.plan
     queue, rules, tally, work = state.queue, state.rules, state.tally, state.work
     begin = lanes.now
@@ -111,12 +117,14 @@ def run_step(
     first = work.offsets[index]
     slots = 0
     if parts is not None:
-        slots = decide_step(parts, step, state.side, lanes, state, work.request[forward], first)
+        slots = decide_step(parts, step, lanes, state, work.request[forward], first)
         write_slots(step, plan, slots, tally)
     if log is not None:
         slots = recall(step, first, log, plan)
     if decides(step, rules):
         slots -= run_policy(lanes, step, cache, costs, queue, rules)
+    if parts is not None:
+        ask_ahead(parts, step, state.side, state)
     if state.options.overlap:
         run_layer(lanes, step, plan, cache, costs, queue, rules, slots)
     else:

@@ -29,13 +29,13 @@ def settle_landed(lanes: Lanes, routed: int, busy_layer: int, cache: Cache, rule
     """An expert fetched ahead has landed: a FILL joins its layer now, one too late is given back.
 
     What belongs to the layer that is executing (`busy_layer`, -1 if none) waits for its end.
-    Returns how many slots the executing layer-step may take now in addition: 1 or 0.
+    Returns how many slots the executing layer-step may take now in addition; see `join_residents`.
     """
     layer, expert = lanes.copying.layer, lanes.copying.expert
     if layer == busy_layer:
         return 0
     if lanes.copying.kind == FILL:
-        return int(join_residents(lanes, layer, expert, cache, rules))
+        return int(join_residents(lanes, layer, expert, cache, rules, busy_layer))
     if lanes.copying.due <= routed:
         give_back(lanes, layer, expert, cache)
         return 1
@@ -51,12 +51,16 @@ def give_back(lanes: Lanes, layer: int, expert: int, cache: Cache) -> None:
 
 
 @jitable
-def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: Rules) -> int:
+def join_residents(
+    lanes: Lanes, layer: int, expert: int, cache: Cache, rules: Rules, busy_layer: int
+) -> int:
     """Re-label a staging slot: a newcomer takes free room, or replaces the lowest resident of its
     layer (in global scope too) if it stands above it.
 
-    Returns the slots that another layer may take now in addition: none if the newcomer has taken
-    room of the pool, which was everybody's; 1 if it has taken its own layer's, or nobody's.
+    Returns the slots that `busy_layer` (-1 if none) may take now in addition: 1, that of staging,
+    less those that the newcomer's bytes took from the pool's free room, which was everybody's. With
+    experts of one size that is 0; a large newcomer takes more slots of small experts than it gives
+    back.
     """
     if rules.pooled:
         full = cache.resident_bytes + cache.expert_bytes[layer] > cache.budget_bytes
@@ -90,13 +94,18 @@ def join_residents(lanes: Lanes, layer: int, expert: int, cache: Cache, rules: R
         cache.resident[layer, lowest] = 0
         cache.used[layer] -= 1
         cache.resident_bytes -= cache.expert_bytes[layer]
+    slots = 1
+    if rules.pooled and not full and busy_layer >= 0:
+        size = cache.expert_bytes[busy_layer]
+        free = cache.budget_bytes - cache.resident_bytes
+        slots -= free // size - (free - cache.expert_bytes[layer]) // size
     cache.staged[layer, expert] = NOT_STAGED
     cache.staged_experts -= 1
     cache.resident[layer, expert] = 1
     cache.fresh[layer, expert] |= PREFETCHED
     cache.used[layer] += 1
     cache.resident_bytes += cache.expert_bytes[layer]
-    return 1 if full or not rules.pooled else 0
+    return int(slots)
 
 
 @shared_njit
@@ -118,6 +127,6 @@ def clear_layer(lanes: Lanes, step: Step, plan: Plan, cache: Cache, rules: Rules
             cache.staged[layer, expert] = NOT_STAGED
             cache.staged_experts -= 1
         elif cache.staged[layer, expert] == STAGED_FILL:
-            join_residents(lanes, layer, expert, cache, rules)
+            join_residents(lanes, layer, expert, cache, rules, -1)
         elif lanes.due[layer, expert] <= step.index:
             give_back(lanes, layer, expert, cache)

@@ -246,8 +246,10 @@ def _link_of(entries, steps) -> np.ndarray:
             request = steps.request[forward]
         turns.append(dense[0, 1])
         ends = mine[mine[:, 0] == ln.LOG_RESIDENTS]
-        for decided, finished in zip(dense, ends, strict=True):
-            turns += [decided[2], finished[1]]
+        policy = mine[mine[:, 0] == ln.LOG_POLICY]
+        asked = dict(zip(policy[:, 1], policy[:, 2], strict=True))  # by the time of the decision
+        for (_, _, decided, *_), finished in zip(dense, ends, strict=True):
+            turns += [decided, asked.get(decided, decided), finished[1]]
     link = []
     for kind, begin, end, _, layer, expert in entries.tolist():
         if kind == ln.LOG_PREFETCH:  # at one instant: it crosses, then a turn, then one begins

@@ -6,6 +6,7 @@ engine documents it:
 - work that ends at an instant ends before other work begins at it; of what begins, copies on demand
   come before prefetches;
 - a copy pays the wake-up latency where the link stood still for at least a nanosecond;
+- what a policy decides begins when its time is over, prefetches behind the copies on demand;
 - prefetches leave one staging slot free, and none begins while the layer has copies to begin;
 - a prefetched expert that is active counts as a hit if it has landed, as late if it is on its way;
   what has landed when the policy's time is over computes with the hits, whatever it counts as;
@@ -58,6 +59,7 @@ class Model(Residents):
         self.busy: int | None = None
         self.unbegun = 0  # copies on demand that have not begun
         self.slots: simpy.Container | None = None  # while a layer executes
+        self.owed = 0  # slots of the step that a large FILL has taken and that were not free
         self.in_flight: dict[Key, simpy.Event] = {}
         self.forget()
         self.fetcher = self.env.process(self.prefetcher())
@@ -180,11 +182,6 @@ class Model(Residents):
             self.decisions.append((states[e], places[e], int(e in stays)))
         self.book(step, states, places, evicted)
 
-        if index in case.anew:
-            self.ahead = [a for a in self.ahead if a.begun]
-        for ask in case.asks.get(index, ()):
-            work = int(costs.copy_ns[costs.layer_class[ask.layer]])
-            self.ahead.append(Asked(ask.layer, ask.expert, ask.kind, ask.due, work, ask.chunks))
         self.pool_taken = 0
         if costs.policy_ns:
             began = self.env.now
@@ -192,6 +189,7 @@ class Model(Residents):
             yield self.env.timeout(costs.policy_ns)
             yield self.level(ENDS)
             self.note("policy", began, step.forward, layer, None)
+        self.ask(index)
 
         own = [e for la, e in evicted if la == layer and states.get(e) == "resident"]
         if case.capacity is not None:
@@ -200,11 +198,21 @@ class Model(Residents):
             freed = sum(case.sizes[la] for la, _ in evicted)
             room = (case.budget - bytes_before + freed) // case.sizes[layer] - len(own)
         at_once = room + case.staging - len(self.staged) - self.pool_taken
-        self.slots = simpy.Container(self.env, init=at_once)
+        self.slots = simpy.Container(self.env, init=max(0, at_once))
+        self.owed = max(0, -at_once)
         yield from self.execute(step, states, places, stays, len(own))
         self.slots = None
         self.commit(index, step, states, places)
         self.busy = None
+
+    def ask(self, index: int) -> None:
+        """The policy's time is over: its prefetches queue behind its copies on demand."""
+        case, costs = self.case, self.case.costs
+        if index in case.anew:
+            self.ahead = [a for a in self.ahead if a.begun]
+        for ask in case.asks.get(index, ()):
+            work = int(costs.copy_ns[costs.layer_class[ask.layer]])
+            self.ahead.append(Asked(ask.layer, ask.expert, ask.kind, ask.due, work, ask.chunks))
 
     def execute(
         self,
@@ -227,6 +235,8 @@ class Model(Residents):
         self.ready: list[tuple[int, bool]] = []
         self.landed = self.env.event()
         self.unbegun = len(ranked)
+        self.to_come = {(layer, e) for e in stays & set(ranked)}
+        self.passing = held
         for e in ranked:
             work.append(self.env.process(self.on_demand(step, e, e not in stays)))
         for e in late:
@@ -251,6 +261,9 @@ class Model(Residents):
         with self.link.request(priority=0) as turn:
             yield turn
             self.unbegun -= 1
+            self.to_come.discard((step.layer, expert))
+            self.passing += leaves
+            self.check_room(step.layer)
             began = self.env.now
             cls = self.case.costs.layer_class[step.layer]
             yield from self.cross(int(self.case.costs.copy_ns[cls]))
@@ -274,7 +287,7 @@ class Model(Residents):
     ) -> Generator[simpy.Event, Any, None]:
         if first:
             yield from self.group(step, "hits", first)
-        self.give(held)
+        self.leave(held)
         while awaited:
             if not self.ready:
                 idle_since = self.env.now
@@ -284,7 +297,7 @@ class Model(Residents):
             together, self.ready = self.ready, []
             awaited -= len(together)
             yield from self.group(step, "landed", [e for e, _ in together])
-            self.give(sum(leaves for _, leaves in together))
+            self.leave(sum(leaves for _, leaves in together))
         self.gpu_done = self.env.now
 
     def group(
@@ -298,10 +311,25 @@ class Model(Residents):
         self.sums["gpu"] += duration
         self.note(what, began, step.forward, step.layer, len(experts))
 
+    def leave(self, experts: int) -> None:
+        """So many experts that do not stay have computed."""
+        self.passing -= experts
+        self.give(experts)
+
     def give(self, slots: int) -> None:
-        if slots:
-            self.slots.put(slots)
+        """Slots fall free; those that are owed to the pool go there first."""
+        paid = min(slots, self.owed)
+        self.owed -= paid
+        if slots > paid:
+            self.slots.put(slots - paid)
             self.poke()
+
+    def take_from_step(self, slots: int) -> None:
+        """The step has so many slots less: those that nobody holds, then those that fall free."""
+        free = min(slots, self.slots.level)
+        if free:
+            self.slots.get(free)
+        self.owed += slots - free
 
     def cpu(self, step: Active, experts: list[int]) -> Generator[simpy.Event, Any, None]:
         costs = self.case.costs
@@ -363,6 +391,8 @@ class Model(Residents):
             self.in_flight[key] = self.env.event()
             if self.slots is not None:
                 yield self.slots.get(1)
+            if self.busy is not None:
+                self.check_room(self.busy)
         piece = asked.work // asked.pieces
         asked.work -= piece
         asked.pieces -= 1
@@ -385,3 +415,14 @@ class Model(Residents):
     def release_staging(self, layer: int) -> None:
         if self.slots is not None and self.busy != layer:
             self.give(1)
+
+    def pool_shrank(self, before: int) -> None:
+        if self.busy is None:
+            return
+        size = self.case.sizes[self.busy]
+        lost = before // size - (self.case.budget - self.bytes()) // size
+        if self.slots is None:
+            self.pool_taken += lost
+        else:
+            self.give(1)
+            self.take_from_step(lost)

@@ -71,13 +71,35 @@ class Residents:
         self.age = {(la, e): -1 - e for la in layers for e in range(self.case.experts[la])}
         self.staged: dict[Key, Staged] = {}
         self.unused: set[Key] = set()  # residents fetched ahead and not used since
-        self.pool_taken = 0  # room of the pool that FILLs took since a layer-step's decision
+        self.to_come: set[Key] = set()  # residents whose copy has not begun
+        self.passing = 0  # experts of the step on the device that are no residents (any more)
+        self.pool_taken = 0  # slots of the pool that FILLs took since a layer-step's decision
 
     def release_staging(self, layer: int) -> None:
         """A staging slot of this layer's expert is free again; the clock may have a use for it."""
 
+    def pool_shrank(self, before: int) -> None:
+        """A staged expert has joined the pool, of which so many bytes were free before."""
+
     def bytes(self) -> int:
         return sum(len(r) * s for r, s in zip(self.resident, self.case.sizes, strict=True))
+
+    def check_room(self, layer: int) -> None:
+        """What is on the device fits it: residents in their room, all else in staging slots.
+
+        A staging slot holds an expert of any size; an expert that joins stays in its slot.
+        """
+        case = self.case
+        here = [(la, e) for la in range(len(self.resident)) for e in self.resident[la]]
+        on_device = [la for la, e in here if (la, e) not in self.to_come | self.staged.keys()]
+        on_device += [la for la, _ in self.staged] + [layer] * self.passing
+        if case.capacity is not None:
+            mine = on_device.count(layer) + sum(la != layer for la, _ in self.staged)
+            assert mine <= case.capacity[layer] + case.staging
+            return
+        sizes = sorted(case.sizes[la] for la in on_device)
+        in_the_pool = sizes[: max(0, len(sizes) - case.staging)]
+        assert sum(in_the_pool) <= case.budget
 
     def value(self, key: Key) -> tuple[float, Any]:
         return (self.score.get(key, 0.0), self.age[key])
@@ -219,9 +241,11 @@ class Residents:
             self.resident[layer].discard(lowest[1])
             self.book_leaving(lowest)
         if self.case.capacity is None and not full:  # room of the pool is gone for all layers
+            before = self.case.budget - self.bytes()
             del self.staged[key]
-            self.pool_taken += 1
+            self.resident[layer].add(expert)
+            self.pool_shrank(before)
         else:
             self.unstage(key)
-        self.resident[layer].add(expert)
+            self.resident[layer].add(expert)
         self.unused.add(key)

@@ -215,6 +215,11 @@ def _counts(kind: int) -> bool:
     )
 
 
+def test_a_large_fill_that_joins_the_pool_costs_the_slots_of_its_bytes():
+    """Experts of different sizes in one pool; the seed that an audit found."""
+    assert not difference(random_case(np.random.default_rng(501176)))
+
+
 @pytest.mark.parametrize("block", range(10))
 def test_engine_and_simpy_model_agree_to_the_nanosecond(block):
     for seed in seeds(400)[block::10]:

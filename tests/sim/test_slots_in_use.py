@@ -142,9 +142,9 @@ def test_the_accounting_replay_exceeds_the_budget_only_until_the_layer_s_next_st
     assert free.cache.used.tolist() == [2]
 
 
-@pytest.mark.parametrize(("policy_ns", "asked"), [(0, 0), (50, 1)])
+@pytest.mark.parametrize("policy_ns", [0, 50])
 @pytest.mark.parametrize(("scope", "wait"), [("global", 1030), ("layer", 90)])
-def test_a_fill_that_joins_the_pool_takes_room_from_everybody(policy_ns, asked, scope, wait):
+def test_a_fill_that_joins_the_pool_takes_room_from_everybody(policy_ns, scope, wait):
     """Nobody stays but the fill for layer 2, which lands while layer 1 copies, or decides.
 
     Pool of two, staging of two: the fill keeps one, so layer 1 has three slots, and its fourth copy
@@ -153,11 +153,39 @@ def test_a_fill_that_joins_the_pool_takes_room_from_everybody(policy_ns, asked, 
     many = dict.fromkeys(range(5), 100)
     forward = Forward({0: {0: 1}, 1: many, 2: {1: 1}}, tokens=500)
     steps = make_steps([forward], [6, 6, 6])
-    policy = compose("frozen", prefetch=Asks({asked: [Ask(2, 0, due=2, kind=FILL)]}))
+    policy = compose("frozen", prefetch=Asks({0: [Ask(2, 0, due=2, kind=FILL)]}))
     machine = Machine(
         copy_wake=0, group_t0=0, group_per_token=10, group_per_expert=0, policy=policy_ns
     )
     outcome = replay(steps, policy, machine, slots=2, scope=scope, staging=2)
     began = [row[1] for row in copies(outcome) if row[4] == 1]
     assert began[3] - began[0] == wait
+    assert outcome.cache.resident[2].tolist() == [1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("size", "waits"),
+    [
+        (400, [0, 10, 1010, 2010, 3010]),
+        (250, [0, 10, 20, 1010, 3010]),
+        (100, [0, 10, 20, 30, 40]),
+    ],
+)
+def test_a_fill_that_joins_the_pool_costs_the_slots_of_its_bytes(size, waits):
+    """Pool of 400 bytes, staging of two. Layer 0: copy 10-20, group 20-30. Layer 1 begins at 40
+    with 400 / 100 slots of the pool and one of staging, while the fill for layer 2 crosses
+    until it lands and joins: a slot of staging falls free, and the pool has 400 - `size` bytes
+    left.
+
+    400: 5 + 1 - 4 = 2 slots, 250: 5 + 1 - 3 = 3, 100: 5 + 1 - 1 = 5. A copy takes 10 ns; when
+    there is no slot left, the next one waits for the first group, 10-1010 after the first copy
+    began. With 250 the second and third are one group, 1010-3010.
+    """
+    forward = Forward({0: {0: 1}, 1: dict.fromkeys(range(5), 100), 2: {1: 1}}, tokens=500)
+    steps = make_steps([forward], [6, 6, 6], expert_bytes=[100, 100, size])
+    policy = compose("frozen", prefetch=Asks({0: [Ask(2, 0, due=2, kind=FILL)]}))
+    machine = Machine(copy=10, copy_wake=0, group_t0=0, group_per_token=10, group_per_expert=0)
+    outcome = replay(steps, policy, machine, slots="400B", scope="global", staging=2)
+    began = [row[1] for row in copies(outcome) if row[4] == 1]
+    assert [begin - began[0] for begin in began] == waits
     assert outcome.cache.resident[2].tolist() == [1, 0, 0, 0, 0, 0]

@@ -47,64 +47,64 @@ FORWARDS = [
 ASKED = {0: [Ask(1, 3, due=1), Ask(1, 5, due=1), Ask(0, 5, due=2)]}  # "A", "W", "B"
 ON_CPU = frozenset({(0, 4), (2, 1), (3, 2)})  # (layer-step, expert)
 
-# Layer-step 0 (forward 0, layer 0). Dense 0-10. The policy takes 10-16 and asks for A, W, B.
-#   A begins at once, on a link that stood still: 37 ns of work from 10.
-#   16: hit {0}, 42 ns: 16-58. Expert 4's activations leave 16-19, then the CPU has 4+20+1 = 25 ns
-#   of work and A, which has 47-19 = 28 left. Both at half speed: the CPU is done after 50 ns, at 69
-#   (results back 71); A has 28-25 = 3 left and lands at 72.
+# Layer-step 0 (forward 0, layer 0). Dense 0-10. The policy takes 10-16 and then asks for A, W, B.
+#   16: hit {0}, 42 ns: 16-58. Copy of 1, on a link that stood still: 37 ns of work. Expert 4's
+#   activations leave 16-19, then the CPU has 4+20+1 = 25 ns of work and the copy 37-3 = 34. Both
+#   at half speed: the CPU is done after 50 ns, at 69 (results back 71); the copy has 34-25 = 9
+#   left and lands at 78.
 #   LRU: 0 was mentioned last and stays, so 1, 2 and 3 are used once and discarded. Free slots:
-#   three of staging less A's = 2.
-#   72: copy of 1, the link did not rest: 72-102. Copy of 2: 102-132. No slot for 3.
-#   102: group {1} 102-144. At 144 its slot is free: copy of 3, after a rest: 144-181.
-#   144: group {2} 144-186. At 186 its slot is free, and all copies on demand have begun: prefetch
-#   W, after a rest: 186-223. Group {3} 186-228. B has no room beside A and W. The end: 228.
-#   The GPU stood still 58-102, for copies: 44.
-# Layer-step 1 (layer 1). Dense 228-238. A has landed: a hit, useful. Expert 1 is missing.
-#   LRU: 1, mentioned last, takes the slot of 0; A does not stay. Policy 238-244.
-#   244: hit {3} 244-286. Copy of 1 after a rest: 244-281. B still has no room.
-#   286: group {1} 286-328. The end: A leaves staging, W was not asked for: wasted.
-# Head 328-336. B begins at 328, after a rest: 37 ns, to 365.
-# Layer-step 2 (forward 1, layer 0). Dense 336-346. B (expert 5) is on its way: late. Policy to 352.
-#   352: hit {0} 352-394. Expert 1's activations 352-355, then 25 ns on the CPU beside B's last
-#   365-355 = 10: B lands after 20, at 375; the CPU has 25-10 = 15 left and is done at 390 (392).
-#   394: group {5} 394-436. The end.
-# Layer-step 3 (layer 1). Dense 436-446. Policy 446-452. Hit {1}, resident since step 1: 452-494.
-#   Expert 2 has 30 tokens: out 452-455, 4+20+30 = 54 on the CPU: 455-509, back 511. The GPU waits
-#   494-511 for the CPU: 17.
-# Head 511-519.
+#   three of staging, one for each copy.
+#   78: group {1} 78-120. Copy of 2, the link did not rest: 78-108. Copy of 3: 108-138.
+#   120: group {2} 120-162; the slot of 1 is free. 138: all copies on demand have crossed, prefetch
+#   A takes it: 138-168. 162: group {3} 162-204, the slot of 2 is free. 168: W takes it: 168-198. B
+#   has no room beside A and W. The end: 204. The GPU stood still 58-78, for copies: 20.
+# Layer-step 1 (layer 1). Dense 204-214. A has landed: a hit, useful. Expert 1 is missing.
+#   LRU: 1, mentioned last, takes the slot of 0; A does not stay. Policy 214-220.
+#   220: hit {3} 220-262. Copy of 1 after a rest: 220-257. B still has no room.
+#   262: group {1} 262-304. The end: A leaves staging, W was not asked for: wasted.
+# Head 304-312. B begins at 304, after a rest: 37 ns, to 341.
+# Layer-step 2 (forward 1, layer 0). Dense 312-322. B (expert 5) is on its way: late. Policy to
+#   328.
+#   328: hit {0} 328-370. Expert 1's activations 328-331, then 25 ns on the CPU beside B's last
+#   341-331 = 10: B lands after 20, at 351; the CPU has 25-10 = 15 left and is done at 366 (368).
+#   370: group {5} 370-412. The end.
+# Layer-step 3 (layer 1). Dense 412-422. Policy 422-428. Hit {1}, resident since step 1: 428-470.
+#   Expert 2 has 30 tokens: out 428-431, 4+20+30 = 54 on the CPU: 431-485, back 487. The GPU waits
+#   470-487 for the CPU: 17.
+# Head 487-495.
 EXPECTED = [
     (ln.LOG_DENSE, 0, 10, 0, 0, 5),
     (ln.LOG_POLICY, 10, 16, 0, 0, 0),
-    (ln.LOG_PREFETCH, 10, 72, 0, 1, 3),
     (ln.LOG_HITS, 16, 58, 0, 0, 1),
     (ln.LOG_OUT, 16, 19, 0, 0, 1),
     (ln.LOG_CPU, 19, 69, 0, 0, 1),
-    (ln.LOG_COPY, 72, 102, 0, 0, 1),
-    (ln.LOG_COPY, 102, 132, 0, 0, 2),
-    (ln.LOG_LANDED, 102, 144, 0, 0, 1),
-    (ln.LOG_COPY, 144, 181, 0, 0, 3),
-    (ln.LOG_LANDED, 144, 186, 0, 0, 1),
-    (ln.LOG_PREFETCH, 186, 223, 0, 1, 5),
-    (ln.LOG_LANDED, 186, 228, 0, 0, 1),
-    (ln.LOG_DENSE, 228, 238, 0, 1, 5),
-    (ln.LOG_POLICY, 238, 244, 0, 1, 0),
-    (ln.LOG_HITS, 244, 286, 0, 1, 1),
-    (ln.LOG_COPY, 244, 281, 0, 1, 1),
-    (ln.LOG_LANDED, 286, 328, 0, 1, 1),
-    (ln.LOG_HEAD, 328, 336, 0, -1, 0),
-    (ln.LOG_PREFETCH, 328, 375, 1, 0, 5),
-    (ln.LOG_DENSE, 336, 346, 1, 0, 30),
-    (ln.LOG_POLICY, 346, 352, 1, 0, 0),
-    (ln.LOG_HITS, 352, 394, 1, 0, 1),
-    (ln.LOG_OUT, 352, 355, 1, 0, 1),
-    (ln.LOG_CPU, 355, 390, 1, 0, 1),
-    (ln.LOG_LANDED, 394, 436, 1, 0, 1),
-    (ln.LOG_DENSE, 436, 446, 1, 1, 30),
-    (ln.LOG_POLICY, 446, 452, 1, 1, 0),
-    (ln.LOG_HITS, 452, 494, 1, 1, 1),
-    (ln.LOG_OUT, 452, 455, 1, 1, 30),
-    (ln.LOG_CPU, 455, 509, 1, 1, 1),
-    (ln.LOG_HEAD, 511, 519, 1, -1, 0),
+    (ln.LOG_COPY, 16, 78, 0, 0, 1),
+    (ln.LOG_COPY, 78, 108, 0, 0, 2),
+    (ln.LOG_LANDED, 78, 120, 0, 0, 1),
+    (ln.LOG_COPY, 108, 138, 0, 0, 3),
+    (ln.LOG_LANDED, 120, 162, 0, 0, 1),
+    (ln.LOG_PREFETCH, 138, 168, 0, 1, 3),
+    (ln.LOG_LANDED, 162, 204, 0, 0, 1),
+    (ln.LOG_PREFETCH, 168, 198, 0, 1, 5),
+    (ln.LOG_DENSE, 204, 214, 0, 1, 5),
+    (ln.LOG_POLICY, 214, 220, 0, 1, 0),
+    (ln.LOG_HITS, 220, 262, 0, 1, 1),
+    (ln.LOG_COPY, 220, 257, 0, 1, 1),
+    (ln.LOG_LANDED, 262, 304, 0, 1, 1),
+    (ln.LOG_HEAD, 304, 312, 0, -1, 0),
+    (ln.LOG_PREFETCH, 304, 351, 1, 0, 5),
+    (ln.LOG_DENSE, 312, 322, 1, 0, 30),
+    (ln.LOG_POLICY, 322, 328, 1, 0, 0),
+    (ln.LOG_HITS, 328, 370, 1, 0, 1),
+    (ln.LOG_OUT, 328, 331, 1, 0, 1),
+    (ln.LOG_CPU, 331, 366, 1, 0, 1),
+    (ln.LOG_LANDED, 370, 412, 1, 0, 1),
+    (ln.LOG_DENSE, 412, 422, 1, 1, 30),
+    (ln.LOG_POLICY, 422, 428, 1, 1, 0),
+    (ln.LOG_HITS, 428, 470, 1, 1, 1),
+    (ln.LOG_OUT, 428, 431, 1, 1, 30),
+    (ln.LOG_CPU, 431, 485, 1, 1, 1),
+    (ln.LOG_HEAD, 487, 495, 1, -1, 0),
 ]
 
 
@@ -119,8 +119,8 @@ def test_every_begin_and_end(outcome):
     assert sorted(entries(outcome), key=lambda row: (row[1], row[2], row[0])) == sorted(
         EXPECTED, key=lambda row: (row[1], row[2], row[0])
     )
-    assert outcome.tally.begin_ns.tolist() == [0, 336]
-    assert outcome.tally.end_ns.tolist() == [336, 519]
+    assert outcome.tally.begin_ns.tolist() == [0, 312]
+    assert outcome.tally.end_ns.tolist() == [312, 495]
 
 
 def test_what_was_counted(outcome):
@@ -135,14 +135,14 @@ def test_what_was_counted(outcome):
         r.USEFUL_BYTES: 100,
         r.WASTED_BYTES: 100,
         r.LATE_BYTES: 100,
-        r.STALL_COPY: 44,
+        r.STALL_COPY: 20,
         r.STALL_CPU: 17,
         r.STALL_POLICY: 4 * 6,
         r.BUSY_GPU: 4 * 10 + 2 * 8 + 9 * 42,
-        r.BUSY_H2D: 62 + 30 + 30 + 37 + 37 + 37 + 47,
+        r.BUSY_H2D: 62 + 30 + 30 + 30 + 30 + 37 + 47,
         r.BUSY_CPU: 50 + 35 + 54,
         r.BUSY_D2H: 3 * 3,
-        r.TIME: 519,
+        r.TIME: 495,
     }
     assert {column: int(sums[column]) for column in expected} == expected
 
@@ -151,21 +151,21 @@ def test_counters_of_the_timeline(outcome):
     """Residents of the layer and prefetches that wait, at the end of every layer-step."""
     rows = entries(outcome, but=())
     residents = [(row[1], row[4], row[5]) for row in rows if row[0] == ln.LOG_RESIDENTS]
-    assert residents == [(228, 0, 1), (328, 1, 1), (436, 0, 1), (511, 1, 1)]
+    assert residents == [(204, 0, 1), (304, 1, 1), (412, 0, 1), (487, 1, 1)]
     assert [row[5] for row in rows if row[0] == ln.LOG_QUEUE] == [1, 1, 0, 0]
 
 
 def test_arrows_lead_from_prefetches_to_their_use(outcome):
-    """A landed at 72 and computes with the hits of step 1, at 244; B landed late, at 375, and is in
-    the group of 394. W was fetched in vain: no arrow.
+    """A landed at 168 and computes with the hits of step 1, at 220; B landed late, at 351, and
+    is in the group of 370. W was fetched in vain: no arrow.
     """
     timeline = Timeline.of(outcome.lanes, (0, 1), "test")
     arrows = [e for e in timeline.events() if e["ph"] in "sf"]
     assert [(e["ph"], e["name"], round(1000 * e["ts"])) for e in arrows] == [
-        ("s", "prefetch E3", 72),
-        ("f", "prefetch E3", 244),
-        ("s", "prefetch E5", 375),
-        ("f", "prefetch E5", 394),
+        ("s", "prefetch E3", 168),
+        ("f", "prefetch E3", 220),
+        ("s", "prefetch E5", 351),
+        ("f", "prefetch E5", 370),
     ]
 
 
@@ -233,29 +233,65 @@ def test_copies_on_demand_begin_before_prefetches_at_one_instant():
     assert landed == [0, 2, 0]  # absent, landed, absent
 
 
-def test_a_prefetch_in_flight_is_not_stopped():
-    """It began in policy time, a nanosecond before the copy on demand could; that one waits."""
-    machine = Machine(group_t0=5, group_per_expert=5, copy=10, copy_wake=0, policy=1)
-    steps = make_steps([Forward({0: {0: 1}, 1: {1: 1}})], [4, 4])
+@pytest.mark.parametrize("policy", [0, 1, 25])
+def test_prefetches_begin_behind_the_demand_copies_decided_with_them(policy):
+    """The link is idle while the policy decides, and nothing slips in before what it decides."""
+    machine = Machine(group_t0=5, group_per_expert=5, copy=10, copy_wake=0, policy=policy)
+    steps = make_steps([Forward({0: {0: 1, 2: 1}, 1: {1: 1}})], [4, 4])
     asks = {0: [Ask(1, 1, due=1)]}
     outcome = replay(steps, compose(prefetch=Asks(asks)), machine, slots=1, staging=8)
+    decided = 10 + policy
     assert of(outcome, ln.LOG_COPY, ln.LOG_PREFETCH) == [
-        (ln.LOG_PREFETCH, 10, 20, 1, 1),
-        (ln.LOG_COPY, 20, 30, 0, 0),
+        (ln.LOG_COPY, decided, decided + 10, 0, 0),
+        (ln.LOG_COPY, decided + 10, decided + 20, 0, 2),
+        (ln.LOG_PREFETCH, decided + 20, decided + 30, 1, 1),
+    ]
+
+
+def test_a_prefetch_asked_for_earlier_begins_in_policy_time():
+    """Layer 0 asks for two experts of layer 2. Copy 110-180, group 180-190, the first 180-250.
+    Layer 1: dense to 200, policy to 300. The second begins at 250 and crosses until 320;
+    the copy on demand, decided at 300, waits for it.
+    """
+    machine = Machine(group_t0=5, group_per_expert=5, copy=70, copy_wake=0, policy=100)
+    steps = make_steps([Forward({0: {0: 1}, 1: {0: 1}, 2: {1: 1, 2: 1}})], [4, 4, 4])
+    asks = {0: [Ask(2, 1, due=2), Ask(2, 2, due=2)]}
+    outcome = replay(steps, compose(prefetch=Asks(asks)), machine, slots=1, staging=8)
+    assert of(outcome, ln.LOG_COPY, ln.LOG_PREFETCH) == [
+        (ln.LOG_COPY, 110, 180, 0, 0),
+        (ln.LOG_PREFETCH, 180, 250, 2, 1),
+        (ln.LOG_PREFETCH, 250, 320, 2, 2),
+        (ln.LOG_COPY, 320, 390, 1, 0),
+    ]
+
+
+def test_a_prefetch_in_flight_is_not_stopped():
+    """Copy 11-41, group 41-51, prefetch 41-71. Layer 1 has decided at 62; its copy waits."""
+    machine = Machine(group_t0=5, group_per_expert=5, copy=30, copy_wake=0, policy=1)
+    steps = make_steps([Forward({0: {0: 1}, 1: {0: 1}, 2: {1: 1}})], [4, 4, 4])
+    asks = {0: [Ask(2, 1, due=2)]}
+    outcome = replay(steps, compose(prefetch=Asks(asks)), machine, slots=1, staging=8)
+    assert of(outcome, ln.LOG_COPY, ln.LOG_PREFETCH) == [
+        (ln.LOG_COPY, 11, 41, 0, 0),
+        (ln.LOG_PREFETCH, 41, 71, 2, 1),
+        (ln.LOG_COPY, 71, 101, 1, 0),
     ]
 
 
 def test_copies_on_demand_pass_between_two_pieces_of_a_prefetch():
-    """Three pieces of 10, 10 and 11 ns: 31 ns as one copy. The policy takes 1 ns."""
+    """Three pieces of 10, 10 and 11 ns: 31 ns as one copy. Layer 0: copy 11-42, group 42-44.
+    Layer 1 has decided at 55; its copy begins when the second piece has crossed.
+    """
     machine = Machine(group_t0=1, group_per_expert=1, copy=31, copy_wake=0, policy=1)
-    steps = make_steps([Forward({0: {0: 1}, 1: {1: 1}})], [4, 4])
-    asks = {0: [Ask(1, 1, due=1, chunks=3)]}
+    steps = make_steps([Forward({0: {0: 1}, 1: {0: 1}, 2: {1: 1}})], [4, 4, 4])
+    asks = {0: [Ask(2, 1, due=2, chunks=3)]}
     outcome = replay(steps, compose(prefetch=Asks(asks)), machine, slots=1, staging=8)
     assert of(outcome, ln.LOG_COPY, ln.LOG_PREFETCH) == [
-        (ln.LOG_PREFETCH, 10, 20, 1, 1),
-        (ln.LOG_COPY, 20, 51, 0, 0),
-        (ln.LOG_PREFETCH, 51, 61, 1, 1),
-        (ln.LOG_PREFETCH, 61, 72, 1, 1),
+        (ln.LOG_COPY, 11, 42, 0, 0),
+        (ln.LOG_PREFETCH, 42, 52, 2, 1),
+        (ln.LOG_PREFETCH, 52, 62, 2, 1),
+        (ln.LOG_COPY, 62, 93, 1, 0),
+        (ln.LOG_PREFETCH, 93, 104, 2, 1),
     ]
 
 

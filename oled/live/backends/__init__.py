@@ -43,6 +43,7 @@ class LayerWork:
     out: list[tuple[int, int]]  # (slot, row) to copy back first; blocking only
     free: list[int] = field(default_factory=list)  # slots that transfers may take at once
     spare: int = 0  # more free slots, which prefetches may take
+    copied: bool = False  # all transfers have been put on the link
     begin: Any = None  # mark, see `oled.live.backends.lanes`
     landed: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (mark, position)
     vacant: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # (mark, slot)

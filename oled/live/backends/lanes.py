@@ -225,6 +225,7 @@ class Lanes(ABC, Generic[Mark]):
             ended = self.copy(work, int(position), slot, vacant)
             work.slot[position] = slot
             work.landed.put((ended, int(position)))
+        work.copied = True
         return ended
 
     def _compute_on_host(self, work: LayerWork) -> Mark:
