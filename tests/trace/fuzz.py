@@ -97,6 +97,7 @@ def recordings() -> list[tuple[str, dict[str, Any], Files]]:
         for t in range(4)
         for la in (4, 5)
     ]
+    batches = [{"layer": n % 2, "topk_experts": [[n, 7], [3, n]]} for n in (0, 1, 2)]
     logits = {f"l{n}": rng.normal(size=(6, 8)).astype(np.float32) for n in (1, 2)}
     tuples = (None, *map(torch.from_numpy, logits.values()))
     vllm = vllm_response(array[:4].tolist(), npy_base64(array[4:]), prompt_token_ids=[1, 2, 3, 4])
@@ -124,6 +125,8 @@ def recordings() -> list[tuple[str, dict[str, Any], Files]]:
         ("vllm_routed_experts", FACTS, lambda p: write_json(p / "a.json", vllm)),
         ("vllm_routed_experts", FACTS, lambda p: write_lines(p / "a.jsonl", [vllm, vllm])),
         ("llama_cpp", FACTS, lambda p: (p / "a.csv").write_text(csv)),
+        ("plain_csv", FACTS | {"layers": 2}, lambda p: (p / "a.csv").write_text("0,1\n2,3\n" * 9)),
+        ("topk_experts", FACTS, lambda p: write_lines(p / "a.jsonl", batches)),
         ("jsonl", FACTS, lambda p: write_lines(p / "a.jsonl", lines)),
         ("router_logits", FACTS, lambda p: torch.save(tuples, p / "a.pt")),
         ("router_logits", FACTS, lambda p: np.savez_compressed(p / "a.npz", **logits)),

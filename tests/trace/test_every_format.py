@@ -100,6 +100,18 @@ def lines(folder: Path, *, weights: bool) -> Made:
     return write_lines(folder / "r.jsonl", kept), {**FACTS, "layers": 10}
 
 
+def ids_csv(folder: Path) -> Made:
+    (folder / "r.csv").write_text("0,1,2,5\n0,2,3,4\n1,1,0,7\n1,2,6,1\n")
+    return folder / "r.csv", {**FACTS, "token_column": 0, "layer_column": 1}
+
+
+def batches(folder: Path) -> Made:
+    made = [
+        {"layer": la, "batch_id": b, "topk_experts": [[la, 7]]} for b in (0, 1) for la in (1, 2)
+    ]
+    return write_lines(folder / "r.jsonl", made), dict(FACTS)
+
+
 def logits(folder: Path) -> Made:
     values = torch.randn(7, EXPERTS, generator=torch.Generator().manual_seed(0))
     torch.save({"router_logits": [None, values, values + 1]}, folder / "r.pt")
@@ -126,6 +138,8 @@ SOURCES: dict[str, tuple[str, Callable[[Path], Made]]] = {
     "`bigmoeonedge`": ("bigmoeonedge", bigmoeonedge),
     "`cacheable_by_design`": ("cacheable_by_design", cacheable),
     "`llama_cpp`": ("llama_cpp", llama_cpp),
+    "`plain_csv` with both columns": ("plain_csv", ids_csv),
+    "`topk_experts`": ("topk_experts", batches),
     "`jsonl` with gate weights": ("jsonl", lambda folder: lines(folder, weights=True)),
     "`jsonl` without": ("jsonl", lambda folder: lines(folder, weights=False)),
     "`router_logits` with `scores=`": ("router_logits", logits),

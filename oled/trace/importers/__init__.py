@@ -13,10 +13,12 @@ from oled.trace.importers import (
     cacheable_by_design,
     jsonl,
     llama_cpp,
+    plain_csv,
     router_logits,
     sglang_dump,
     sglang_routed_experts,
     token_arrays,
+    topk_experts,
     vllm_routed_experts,
 )
 from oled.trace.importers.source import LACKS, Format, Source
@@ -34,6 +36,8 @@ IMPORTERS: dict[str, Format] = {
         bigmoeonedge,
         cacheable_by_design,
         llama_cpp,
+        plain_csv,
+        topk_experts,
         jsonl,
         router_logits,
     )
