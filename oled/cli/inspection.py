@@ -140,6 +140,13 @@ def _exports() -> list[tuple[str, ...]]:
     return [(name, f"{found.summary}{_takes(found.options)}") for name, found in EXPORTERS.items()]
 
 
+def _families() -> list[tuple[str, ...]]:
+    from oled.running.survey import families, refusal
+
+    found = ((kind, refusal(kind)) for kind in families())
+    return [(kind, f"refused: {reason}" if reason else "recorded") for kind, reason in found]
+
+
 def _takes(options: Iterable[str]) -> str:
     words = " ".join(f"{key}=" for key in options)
     return f"; takes {words}" if words else ""
@@ -155,6 +162,7 @@ LISTS: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
     "plots": _figure_list,
     "formats": _formats,
     "exports": _exports,
+    "families": _families,
 }
 
 

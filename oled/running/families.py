@@ -52,7 +52,14 @@ _RULES = {
     "qwen3_moe": _SOFTMAX,
     "sdar_moe": _SOFTMAX,
 }
-_TOP_K = ("num_experts_per_tok", "top_k_experts")
+_TOP_K = (
+    "num_experts_per_tok",
+    "top_k_experts",
+    "num_experts_per_token",
+    "moe_k",
+    "moe_topk",
+)
+_OWN_CACHE = ("minimax",)  # MiniMax-Text-01 refuses every cache that is not its own
 _SHARED = ("n_shared_experts", "num_shared_experts")
 
 
@@ -76,16 +83,36 @@ class Family:
 
 
 def read_family(config: PreTrainedConfig) -> Family:
-    """Read the text part of a configuration. Raises UserError where it names no top-k."""
+    """Read the text part of a configuration.
+
+    Raises UserError where it names no single top-k, and for models that the decoding loops can not
+    run.
+    """
     facts = config.get_text_config().to_dict()
     model_type = facts["model_type"]
-    top_k = next((facts[key] for key in _TOP_K if facts.get(key)), None)
-    if top_k is None:
-        raise UserError(f"the configuration of '{model_type}' lacks {' or '.join(_TOP_K)}")
+    if model_type in _OWN_CACHE:
+        raise UserError(
+            f"'{model_type}' keeps a cache of its own, which the decoding loops do not know: it "
+            f"can not be recorded"
+        )
+    top_k = _top_k(model_type, facts)
     rule = _RULES.get(model_type, _UNKNOWN)
     kind, total = _weights(rule, facts)
     shared = _shared_experts(rule, facts)
     return Family(model_type, top_k, kind, total, rule.scoring, shared)
+
+
+def _top_k(model_type: str, facts: dict[str, Any]) -> int:
+    """Return the experts a token; some families list them by layer."""
+    key = next((key for key in _TOP_K if facts.get(key)), None)
+    if key is None:
+        raise UserError(f"the configuration of '{model_type}' lacks {' or '.join(_TOP_K)}")
+    values = facts[key] if isinstance(facts[key], list) else [facts[key]]
+    if len(set(values)) > 1:
+        raise UserError(
+            f"'{model_type}' has another {key} in some layers: {values}; a trace has one"
+        )
+    return int(values[0])
 
 
 def _weights(rule: _Rule, facts: dict[str, Any]) -> tuple[WeightKind, float | None]:

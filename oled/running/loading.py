@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from oled import models, paths
 from oled.errors import UserError, nearest
+from oled.running.families import read_family
 from oled.running.modules import moe_layers
 
 BUNDLED = "tiny"
@@ -55,9 +56,9 @@ def load_model(
     source = str(paths.model_path()) if name_or_path == BUNDLED else name_or_path
     where = {"trust_remote_code": trust_remote_code, "revision": revision}
     target = _device(device)
-    with _quiet(), _explained(name_or_path):
+    with quiet(), _explained(name_or_path):
         config = AutoConfig.from_pretrained(source, **where)
-        _refuse_dense(name_or_path, config, trust_remote_code)
+        refuse_unrecordable(name_or_path, config, trust_remote_code)
         stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
         tokenizer = AutoTokenizer.from_pretrained(source, **where)
         _refuse_made_up(name_or_path, tokenizer)
@@ -75,7 +76,7 @@ def load_model(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence transformers' own reports; what they are about raises UserError instead."""
     before = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.ERROR)
@@ -104,8 +105,8 @@ def _explained(name: str) -> Iterator[None]:
         raise UserError(f"model={name} can not be loaded: {reason}") from error
 
 
-def _refuse_dense(name: str, config: PreTrainedConfig, trust_remote_code: bool) -> None:
-    """Raise UserError where a model, built without memory for its weights, has no experts."""
+def refuse_unrecordable(name: str, config: PreTrainedConfig, trust_remote_code: bool) -> None:
+    """Raise UserError where a model, built without memory for its weights, can not be recorded."""
     with torch.device("meta"):
         hollow = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     if not moe_layers(hollow):
@@ -113,6 +114,7 @@ def _refuse_dense(name: str, config: PreTrainedConfig, trust_remote_code: bool) 
             f"model={name} ({config.model_type}) is not a mixture of experts with fused "
             f"weights in transformers: there is nothing to record"
         )
+    read_family(config)
 
 
 def _refuse_made_up(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
