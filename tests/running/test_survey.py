@@ -76,6 +76,7 @@ def test_every_family_is_recorded_exactly_or_refused(
     trace = load(tmp_path / "t")
     assert trace.forwards.phase.tolist() == [Phase.PREFILL] * 2 + [Phase.DECODE] * 4
     assert trace.tokens.position.tolist() == [*range(15), *range(4), 15, 4, 16, 5]
+    assert sorted(received) == list(trace.geometry.moe_layers)
     for layer, passes in received.items():
         rows = trace.routing.layer == layer
         for number, (ids, weights) in enumerate(passes[:3]):  # calibration runs some more
