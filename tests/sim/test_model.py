@@ -215,9 +215,12 @@ def _counts(kind: int) -> bool:
     )
 
 
-def test_a_large_fill_that_joins_the_pool_costs_the_slots_of_its_bytes():
-    """Experts of different sizes in one pool; the seed that an audit found."""
-    assert not difference(random_case(np.random.default_rng(501176)))
+@pytest.mark.parametrize("seed", [145, 1311, 2226, 501176])
+def test_a_fill_that_joins_the_pool_costs_the_slots_of_its_bytes(seed):
+    """Experts of different sizes in one pool. The first three found the engine wrong; the last did
+    for an audit, of cases that have been drawn otherwise since.
+    """
+    assert not difference(random_case(np.random.default_rng(seed)))
 
 
 @pytest.mark.parametrize("block", range(10))
