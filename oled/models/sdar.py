@@ -41,6 +41,11 @@ class SDARMoeForCausalLM(Qwen3MoeForCausalLM):  # type: ignore[misc]
 
     config_class = SDARMoeConfig
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Say yes, as Qwen3-MoE does: transformers looks for a decorator in this file's source."""
+        return True
+
 
 AutoConfig.register(SDARMoeConfig.model_type, SDARMoeConfig, exist_ok=True)
 AutoModelForCausalLM.register(SDARMoeConfig, SDARMoeForCausalLM, exist_ok=True)
