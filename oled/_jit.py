@@ -199,5 +199,5 @@ def announce_compilation() -> None:
     """Say on stderr that the first use compiles, if this version's loop was never compiled."""
     known = any(Path(numba.config.CACHE_DIR).rglob("replay.replay-*.nbi"))
     if not known and not numba.config.DISABLE_JIT:
-        sys.stderr.write("oled: compiling the simulator for this machine, once (about 20 s)\n")
+        sys.stderr.write("oled: compiling the simulator for this machine, once (about 15 s)\n")
         sys.stderr.flush()

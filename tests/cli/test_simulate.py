@@ -45,7 +45,7 @@ def metrics(file) -> dict:
 def test_a_run_prints_its_table_and_writes_its_metrics(oled, tmp_path):
     done = oled("simulate", "trace=demo", "policy=lru", "cache.slots=10", "out=run", torch=False)
     assert done.returncode == 0, done.stderr
-    compiling = "oled: compiling the simulator for this machine, once (about 20 s)\n"
+    compiling = "oled: compiling the simulator for this machine, once (about 15 s)\n"
     assert done.stderr in ("", compiling)
     assert "hit rate" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("run/metrics.json")

@@ -13,6 +13,7 @@ import yaml
 
 from oled.errors import UserError
 from oled.hardware import load_profile
+from oled.hardware.formulas import contention
 from oled.hardware.profile import DIMENSIONS
 from oled.hardware.shape import ExpertShape
 from oled.hardware.this_machine import gpu_facts
@@ -193,12 +194,16 @@ def test_numbers_of_a_profile():
 
 
 def test_slow_down_is_taken_from_both_sides(monkeypatch):
-    """CPU experts twice as slow, copies as fast: the cost model slows both to three quarters."""
+    """CPU experts twice as slow, copies as fast: the cost model slows both to three quarters.
+
+    It does so for copies of the experts that were measured.
+    """
     made = LanesBench(SMALL)
     alone = Spread(10, 10, 10)
     monkeypatch.setattr(made, "together", lambda: Together(alone, alone.scaled(2), alone, alone))
     profile = load_profile(profiling.measure(made, SMALL, "2026-11-30"))
-    assert costs(SMALL, profile).cpu_contention_ppm == pytest.approx(750_000, rel=0.01)
+    size = made.form.size * made.numbers.bytes
+    assert contention(profile, size, tuned=True, pinned=True) == pytest.approx(0.75, rel=0.01)
 
 
 def test_what_nvidia_smi_tells_and_does_not(monkeypatch, tmp_path):
