@@ -99,7 +99,7 @@ TARGETS = [
     Target(SDAR, TPF, 2.74, 3.74, "TEAM: 2.74 to 3.74 on four tasks"),
 ]
 OTHER_READING = "boundary overlap of the old set"
-"""What no fit meets: it is not what is meant (`experiments/training/fit_workload.py --old-set`)."""
+"""Not met by any fit, so not meant (`experiments/training/fit_workload.py --old-set`)."""
 MODES = {  # nothing was fitted to these
     "llada2_mini, block 32, even, llada2_1_quality": 3.12,
     "llada2_mini, block 32, even, llada2_1_speed": 5.34,

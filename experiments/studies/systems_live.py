@@ -28,7 +28,7 @@ ALL_SCORES = 1 << 16  # a recorder keeps no more than there are
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is recorded.
+    """Set how much is recorded.
 
     So many problems of `demo` are judged, so many of `calibration` prune the paths.
     """

@@ -1,1 +1,1 @@
-"""What of a model fits a machine, and what to run on it."""
+"""Say which parts of a model fit a machine, and what to run on it."""

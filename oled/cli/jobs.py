@@ -27,7 +27,7 @@ log = logging.getLogger("oled")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-    """What a job has done: lines for people, and the figures that are its row in a sweep."""
+    """Hold what a job has done: lines for people, and the figures that are its row in a sweep."""
 
     text: str
     figures: Values = dataclasses.field(default_factory=dict)

@@ -200,7 +200,7 @@ class Fit:
 
 @dataclass
 class Sweep:
-    """How a sweep runs; with -m as with `oled sweep`. Hydra knows them as `hydra.launcher.*`."""
+    """Set how a sweep runs; with -m as with `oled sweep`. Hydra calls them `hydra.launcher.*`."""
 
     resume: bool = key(False, "compute only what is missing in out=DIR")
     backend: str = key(

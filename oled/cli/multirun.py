@@ -34,7 +34,7 @@ from oled.sweeps.run import digest_of, simulate_points
 from oled.sweeps.simulation import figures_of
 
 ROW = "row.json"
-"""What a job of another launcher leaves in its folder."""
+"""The file that a job of another launcher leaves in its folder."""
 LOST = "the job left no record of itself: run the sweep again"
 
 Given = tuple[tuple[str, Any], ...]

@@ -1,4 +1,4 @@
-"""What the verbs have in common: parsers for `--help`, and plain key=value words."""
+"""Share what all verbs need: parsers for `--help`, and plain key=value words."""
 
 from __future__ import annotations
 

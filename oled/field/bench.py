@@ -26,7 +26,7 @@ LAYER_NS = 55_000.0
 """The GPU's time of a layer beside reading weights, where it was not profiled: launches and small
 kernels. From the development machines' profiles: 50 to 63 us for two models."""
 READ_SHARE = 0.94
-"""Of a card's data sheet that the bench's own device probe reads."""
+"""The share of a card's data sheet that the bench's own device probe reads."""
 AHEAD_USED = 0.84
 """Copies ahead that the next layer used, as its author counted."""
 ADMITTED = ("one read", "in-step copy", "once ahead")

@@ -14,7 +14,7 @@ from oled.field.scenario import Events, Memory, Scenario
 from oled.field.tables import Facts, UnpredictableError, number
 
 GPU_SHARE = 0.80
-"""Of a card's memory rate that weights are read at in a decode."""
+"""The share of a card's memory rate that weights are read at in a decode."""
 KERNEL_SHARE = {"plain": 0.95, "k": 0.92, "i": 0.65}
 """Of the CPU's read rate that experts' weights reach, by format: bf16, 8-bit and MXFP4; k-quants;
 i-quants, which are bound by their look-ups."""

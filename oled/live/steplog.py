@@ -10,7 +10,7 @@ from oled.live.foresight import Foresight
 from oled.live.gates import RouterOutput
 from oled.policies.interface import Step
 from oled.running.decode import Pass, Share
-from oled.trace.kernels import aggregate
+from oled.trace.kernels import aggregate, scratch_of
 from oled.trace.schema import Geometry
 from oled.trace.steps import Steps
 from oled.types import Floats
@@ -121,6 +121,7 @@ class StepLog:
             count,
             mass,
             last_token,
+            *scratch_of(self.num_experts),
         )
         if row >= 0:
             raise UserError(f"token {row}, slot {slot}: layer {layer} routed an impossible expert")

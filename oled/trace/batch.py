@@ -60,6 +60,8 @@ def batch(steps: Steps, n: int) -> Steps:
         count,
         mass,
         last_token,
+        steps.step_offsets[:-1].copy(),
+        *kernels.scratch_of(steps.num_experts),
     )
     result = replace(
         steps,

@@ -16,12 +16,13 @@ MASKED, PAD = 0, 3  # TokenState
 NEVER = 2**62  # a next use that does not come
 
 
-def _scratch(num_experts: Array) -> tuple[Array, Array, Array]:
+def scratch_of(num_experts: Array) -> tuple[Array, Array, Array]:
     """Return zeroed counts, last mentions and sums by expert; compiled code allocates nothing."""
     most = int(num_experts.max())
     return np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros((most, 4))
 
 
+@bare_njit
 def aggregate(
     step_begin: Array,  # i64[steps] first row of a step
     step_end: Array,  # i64[steps]
@@ -41,63 +42,14 @@ def aggregate(
     count: Array,  # out i32
     mass: Array,  # out f32[., 4]
     last_token: Array,  # out i32
+    counts: Array,  # scratch: `scratch_of`
+    last: Array,
+    sums: Array,
 ) -> tuple[int, int]:
     """Aggregate the active experts of every step; return (-1, 0), or (row, slot) of a wrong value.
 
     The slot is -1 where the row's token lies outside its forward.
     """
-    counts, last, sums = _scratch(num_experts)
-    found: tuple[int, int] = _aggregate(
-        step_begin,
-        step_end,
-        step_forward,
-        step_layer,
-        token,
-        expert_ids,
-        weights,
-        has_weights,
-        token_offsets,
-        state,
-        confidence,
-        num_experts,
-        zero_experts,
-        offsets,
-        expert,
-        count,
-        mass,
-        last_token,
-        counts,
-        last,
-        sums,
-    )
-    return found
-
-
-@bare_njit
-def _aggregate(
-    step_begin: Array,  # i64[steps] first row of a step
-    step_end: Array,  # i64[steps]
-    step_forward: Array,  # i64[steps] forward as numbered in the trace
-    step_layer: Array,  # i64[steps] dense layer
-    token: Array,  # u16[R]
-    expert_ids: Array,  # u16[R, k]
-    weights: Array,  # f32[R, k]
-    has_weights: bool,
-    token_offsets: Array,  # i64[F+1]
-    state: Array,  # u8[tokens]
-    confidence: Array,  # f32[tokens]
-    num_experts: Array,  # i64[L]
-    zero_experts: int,
-    offsets: Array,  # out i64[steps+1]
-    expert: Array,  # out u16
-    count: Array,  # out i32
-    mass: Array,  # out f32[., 4]
-    last_token: Array,  # out i32
-    counts: Array,
-    last: Array,
-    sums: Array,
-) -> tuple[int, int]:
-    """Aggregate with the scratch arrays given: `aggregate`."""
     filled = 0
     offsets[0] = 0
     for s in range(step_forward.shape[0]):
@@ -202,6 +154,7 @@ def _write_entries(
     return filled
 
 
+@bare_njit
 def next_uses(
     request: Array,  # i64[F]
     step_forward: Array,  # i64[steps]
@@ -211,39 +164,10 @@ def next_uses(
     num_experts: Array,  # i64[L]
     persistent: bool,
     result: Array,  # out i64[entries]
+    upcoming: Array,  # scratch i64[L, E], all NEVER
+    current: Array,  # scratch i64[L], all -1
 ) -> None:
     """Find each entry's next step of its layer that uses the expert, from the last step back."""
-    layers, most = num_experts.shape[0], num_experts.max()
-    upcoming = np.full((layers, most), NEVER, dtype=np.int64)
-    current = np.full(layers, -1, dtype=np.int64)
-    _next_uses(
-        request,
-        step_forward,
-        step_layer,
-        offsets,
-        expert,
-        num_experts,
-        persistent,
-        result,
-        upcoming,
-        current,
-    )
-
-
-@bare_njit
-def _next_uses(
-    request: Array,  # i64[F]
-    step_forward: Array,  # i64[steps]
-    step_layer: Array,  # i64[steps]
-    offsets: Array,  # i64[steps+1]
-    expert: Array,  # u16[entries]
-    num_experts: Array,  # i64[L]
-    persistent: bool,
-    result: Array,  # out i64[entries]
-    upcoming: Array,
-    current: Array,
-) -> None:
-    """Find the next uses with the scratch arrays given: `next_uses`."""
     most = upcoming.shape[1]
     for s in range(step_forward.shape[0] - 1, -1, -1):
         layer = step_layer[s]
@@ -258,6 +182,7 @@ def _next_uses(
             upcoming[layer, e] = s
 
 
+@bare_njit
 def merge_steps(
     member_offsets: Array,  # i64[G+1] members of a merged forward
     members: Array,  # i64[.] forwards, in row order
@@ -277,63 +202,12 @@ def merge_steps(
     out_count: Array,
     out_mass: Array,
     out_last: Array,
-) -> tuple[int, int]:
-    """Merge the members' active experts, layer by layer; return (steps, entries) written."""
-    counts, last, sums = _scratch(num_experts)
-    cursor = step_offsets[:-1].copy()  # the next step of each forward
-    found: tuple[int, int] = _merge_steps(
-        member_offsets,
-        members,
-        step_offsets,
-        step_layer,
-        offsets,
-        expert,
-        count,
-        mass,
-        last_token,
-        num_experts,
-        merged,
-        out_step_offsets,
-        out_layer,
-        out_offsets,
-        out_expert,
-        out_count,
-        out_mass,
-        out_last,
-        cursor,
-        counts,
-        last,
-        sums,
-    )
-    return found
-
-
-@bare_njit
-def _merge_steps(
-    member_offsets: Array,  # i64[G+1] members of a merged forward
-    members: Array,  # i64[.] forwards, in row order
-    step_offsets: Array,  # i64[F+1]
-    step_layer: Array,  # i64[steps]
-    offsets: Array,  # i64[steps+1]
-    expert: Array,
-    count: Array,
-    mass: Array,
-    last_token: Array,
-    num_experts: Array,  # i64[L]
-    merged: Array,  # out i64[steps] the merged step of each step
-    out_step_offsets: Array,  # out i64[G+1]
-    out_layer: Array,  # out i64[.]
-    out_offsets: Array,  # out i64[.]
-    out_expert: Array,
-    out_count: Array,
-    out_mass: Array,
-    out_last: Array,
-    cursor: Array,
-    counts: Array,
+    cursor: Array,  # scratch: a copy of step_offsets[:-1], the next step of each forward
+    counts: Array,  # scratch: `scratch_of`
     last: Array,
     sums: Array,
 ) -> tuple[int, int]:
-    """Merge with the scratch arrays given: `merge_steps`."""
+    """Merge the members' active experts, layer by layer; return (steps, entries) written."""
     steps, filled = 0, 0
     out_step_offsets[0] = 0
     out_offsets[0] = 0
@@ -403,27 +277,16 @@ def _add_entries(
     return latest
 
 
+@bare_njit
 def mean_by_step(
     step: Array,  # i64[Q]
     active: Array,  # bool[Q]
     expert_ids: Array,  # u16[Q, m]
     values: Array,  # f32[Q, m]
     result: Array,  # out f32[steps, E], zeroed
+    sums: Array,  # scratch f64[E], zeroed
 ) -> None:
     """Average the values of a step's active rows; rows of a step follow each other."""
-    _mean_by_step(step, active, expert_ids, values, result, np.zeros(result.shape[1]))
-
-
-@bare_njit
-def _mean_by_step(
-    step: Array,  # i64[Q]
-    active: Array,  # bool[Q]
-    expert_ids: Array,  # u16[Q, m]
-    values: Array,  # f32[Q, m]
-    result: Array,  # out f32[steps, E], zeroed
-    sums: Array,
-) -> None:
-    """Average with the scratch array given: `mean_by_step`."""
     rows = 0
     for q in range(step.shape[0]):
         if active[q]:

@@ -52,7 +52,7 @@ def mean_scores(trace: Trace, table: ScoreTable, layers: Ints, index: StepIndex)
     rows = trace.forwards.token_offsets[forward] + table.token
     active = (trace.tokens.state[rows] != TokenState.PAD) & (step >= 0)
     result = np.zeros((index.num_steps, widest), dtype=np.float32)
-    kernels.mean_by_step(step, active, table.expert_ids, table.values, result)
+    kernels.mean_by_step(step, active, table.expert_ids, table.values, result, np.zeros(widest))
     return result
 
 

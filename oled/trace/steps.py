@@ -130,6 +130,7 @@ def build_steps(
         count,
         mass,
         last_token,
+        *kernels.scratch_of(num_experts),
     )
     if row >= 0:
         raise TraceError(_impossible(trace, row, slot))
@@ -185,6 +186,7 @@ def next_use(steps: Steps, persistent: bool) -> Ints:
     from oled.trace import kernels
 
     result = np.empty(len(steps.expert), dtype=np.int64)
+    layers, most = len(steps.num_experts), int(steps.num_experts.max())
     kernels.next_uses(
         steps.request,
         steps.forward,
@@ -194,6 +196,8 @@ def next_use(steps: Steps, persistent: bool) -> Ints:
         steps.num_experts,
         persistent,
         result,
+        np.full((layers, most), kernels.NEVER, dtype=np.int64),
+        np.full(layers, -1, dtype=np.int64),
     )
     return result
 
