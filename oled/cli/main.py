@@ -52,8 +52,23 @@ def _verb(argv: Sequence[str]) -> Callable[[], int]:
     for module in (sizing, runs, field):
         if word in module.VERBS and not {"-h", "--help"} & set(rest):
             return functools.partial(module.run, word, rest)
-    args = _parser().parse_args(argv)
+    args = _parsed(argv)
     return lambda: args.run(args)
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments of a verb with a parser; words may stand on both sides of an option.
+
+    argparse alone ends a list of words at the first option.
+    """
+    parser = _parser()
+    args, later = parser.parse_known_args(argv)
+    words = next((vars(args)[name] for name in ("words", "options") if name in args), None)
+    if later and (words is None or any(word.startswith("-") for word in later)):
+        parser.error(f"unrecognized arguments: {' '.join(later)}")
+    if words is not None:
+        words.extend(later)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -80,6 +80,12 @@ def test_wrong_usage_is_one_line(oled, words: list[str], message: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_words_may_stand_on_both_sides_of_an_option(oled) -> None:
+    done = oled("reproduce", "fig03", "--redraw", "out=nowhere", torch=False)
+    assert done.returncode == 1
+    assert "nowhere/fig03: there is no results table" in done.stderr
+
+
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     slots = ",".join(map(str, range(8, 100)))
